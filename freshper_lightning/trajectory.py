@@ -1,0 +1,139 @@
+"""The one kind of data that flows through the system, from the engine to the gradient.
+
+A :class:`Trajectory` is one finished conversation, exactly as it was sampled. Nothing in it is ever re-tokenised,
+filled in when missing, or inferred from a padding id.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ClockReading:
+    """How far training had come at one moment; every field only ever grows.
+
+    A reading is a value: two readings with equal fields are the same moment.
+    """
+
+    updates: int = 0
+    """Applied optimizer updates, replay updates included; a skipped update does not count."""
+    iteration: int = 0
+    """Rollout phases begun so far (what the published code counts age in)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trajectory:
+    """One episode; every sampled token carries the log-probability that it was sampled with.
+
+    Shapes: ``L`` tokens in the conversation, ``T`` turns (replies of the policy), ``S`` sampled tokens over all turns.
+    ``advantages`` is ``None`` until :meth:`freshper_lightning.algorithms.algorithm.Algorithm.advantages` has run, once,
+    on whole groups.
+
+    Raises:
+        ValueError: The pieces do not fit together; the message names the field.
+    """
+
+    token_ids: Tensor
+    """int32 [L]: the conversation, prompt and replies, as the engine saw and returned it."""
+    turns: Tensor
+    """int32 [T, 2]: first and one-past-last position of each turn's sampled tokens, in order, not empty."""
+    behavior_log_probs: Tensor
+    """float32 [S]: the engine's processed log-probability of each sampled token, in nats."""
+    rewards: Tensor
+    """float32 [T]: the environment's reward of each turn, without the format penalty."""
+    weight_versions: Tensor
+    """int64 [T]: applied optimizer updates of the weights that sampled each turn."""
+    born: ClockReading
+    """The clock when the trajectory was collected."""
+    group: int
+    """Identifies the group; its members share an instance of the environment."""
+    member: int
+    """Position inside the group."""
+    seed: int
+    """Seed of the environment's instance."""
+    task: str
+    """Id of the environment."""
+    format_penalty: float = 0.0
+    """Sum over turns, at most 0; part of the training return, never of the score, a priority or an evaluation."""
+    invalid_turns: int = 0
+    """Turns whose reply the environment could not parse."""
+    success: bool | None = None
+    """The environment's verdict, where it has one."""
+    truncated: bool = False
+    """Whether the episode ran out of turns or of room rather than ending by itself."""
+    advantages: Tensor | None = None
+    """float32 [T]: one advantage per turn, frozen at collection."""
+    group_mean: float = float("nan")
+    """Mean training return of the group at collection."""
+    group_std: float = float("nan")
+    """Standard deviation (biased) of the group's training returns at collection."""
+    images: tuple[bytes, ...] = ()
+    """Encoded images in the order of their placeholders."""
+
+    def __post_init__(self) -> None:
+        turns = self.turns
+        if turns.ndim != 2 or turns.shape[1] != 2 or turns.shape[0] == 0:
+            raise ValueError(f"turns must have shape [T, 2] with T >= 1, not {list(turns.shape)}")
+        starts, ends = turns[:, 0], turns[:, 1]
+        if bool((starts >= ends).any()) or bool((starts[1:] < ends[:-1]).any()):
+            raise ValueError(f"turns must be non-empty, ordered and disjoint spans, not {turns.tolist()}")
+        if int(starts[0]) < 1 or int(ends[-1]) > self.token_ids.numel():
+            raise ValueError(f"turns must lie in [1, {self.token_ids.numel()}], not {turns.tolist()}")
+        sampled = int((ends - starts).sum())
+        if self.behavior_log_probs.numel() != sampled:
+            raise ValueError(f"behavior_log_probs has {self.behavior_log_probs.numel()} values for {sampled} tokens")
+        per_turn = {"rewards": self.rewards, "weight_versions": self.weight_versions, "advantages": self.advantages}
+        for name, values in per_turn.items():
+            if values is not None and values.shape != starts.shape:
+                raise ValueError(f"{name} must have one value for each of {len(starts)} turns, not {list(values.shape)}")
+
+    @property
+    def num_turns(self) -> int:
+        """T."""
+        return int(self.turns.shape[0])
+
+    @property
+    def num_sampled(self) -> int:
+        """S."""
+        return int(self.behavior_log_probs.numel())
+
+    @property
+    def turn_lengths(self) -> Tensor:
+        """int64 [T]: sampled tokens of each turn."""
+        return (self.turns[:, 1] - self.turns[:, 0]).long()
+
+    @property
+    def episode_return(self) -> float:
+        """Sum of the environment's rewards: the score."""
+        return float(self.rewards.double().sum())
+
+    @property
+    def training_return(self) -> float:
+        """Score plus format penalty: what advantages are computed from."""
+        return self.episode_return + self.format_penalty
+
+    def sampled_positions(self) -> Tensor:
+        """int64 [S]: positions in ``token_ids`` of the sampled tokens, in order."""
+        return torch.cat([torch.arange(int(start), int(end)) for start, end in self.turns])
+
+    def sampled_mask(self) -> Tensor:
+        """bool [L]: true on sampled tokens only."""
+        mask = torch.zeros(self.token_ids.numel(), dtype=torch.bool)
+        mask[self.sampled_positions()] = True
+        return mask
+
+    def token_advantages(self) -> Tensor:
+        """float32 [S]: the advantage of the turn that each sampled token belongs to.
+
+        Raises:
+            ValueError: Advantages have not been computed.
+        """
+        if self.advantages is None:
+            raise ValueError(f"trajectory {self.member} of group {self.group} has no advantages yet")
+        return self.advantages.repeat_interleave(self.turn_lengths)
+
+    def with_advantages(self, advantages: Tensor, group_mean: float, group_std: float) -> "Trajectory":
+        """This trajectory with its advantages [T] and the statistics of its group."""
+        return replace(self, advantages=advantages.float(), group_mean=group_mean, group_std=group_std)
