@@ -1,0 +1,1 @@
+"""Where training batches come from: replay of rollouts, or demonstrations."""

@@ -24,12 +24,10 @@ class ClockReading:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Trajectory:
-    """One episode; every sampled token carries the log-probability that it was sampled with.
+class Transcript:
+    """One conversation and the spans of it that the policy wrote (or shall learn to write).
 
-    Shapes: ``L`` tokens in the conversation, ``T`` turns (replies of the policy), ``S`` sampled tokens over all turns.
-    ``advantages`` is ``None`` until :meth:`freshper_lightning.algorithms.algorithm.Algorithm.advantages` has run, once,
-    on whole groups.
+    Shapes: ``L`` tokens in the conversation, ``T`` turns (replies of the policy), ``S`` tokens over all turns.
 
     Raises:
         ValueError: The pieces do not fit together; the message names the field.
@@ -38,7 +36,57 @@ class Trajectory:
     token_ids: Tensor
     """int32 [L]: the conversation, prompt and replies, as the engine saw and returned it."""
     turns: Tensor
-    """int32 [T, 2]: first and one-past-last position of each turn's sampled tokens, in order, not empty."""
+    """int32 [T, 2]: first and one-past-last position of each turn's tokens, in order, not empty."""
+
+    def __post_init__(self) -> None:
+        turns = self.turns
+        if turns.ndim != 2 or turns.shape[1] != 2 or turns.shape[0] == 0:
+            raise ValueError(f"turns must have shape [T, 2] with T >= 1, not {list(turns.shape)}")
+        starts, ends = turns[:, 0], turns[:, 1]
+        if bool((starts >= ends).any()) or bool((starts[1:] < ends[:-1]).any()):
+            raise ValueError(f"turns must be non-empty, ordered and disjoint spans, not {turns.tolist()}")
+        if int(starts[0]) < 1 or int(ends[-1]) > self.token_ids.numel():
+            raise ValueError(f"turns must lie in [1, {self.token_ids.numel()}], not {turns.tolist()}")
+
+    @property
+    def num_tokens(self) -> int:
+        """L."""
+        return self.token_ids.numel()
+
+    @property
+    def num_turns(self) -> int:
+        """T."""
+        return self.turns.shape[0]
+
+    @property
+    def num_sampled(self) -> int:
+        """S."""
+        return int(self.turn_lengths.sum())
+
+    @property
+    def turn_lengths(self) -> Tensor:
+        """int64 [T]: tokens of each turn."""
+        return (self.turns[:, 1] - self.turns[:, 0]).long()
+
+    def sampled_positions(self) -> Tensor:
+        """int64 [S]: positions in ``token_ids`` of the turns' tokens, in order."""
+        return torch.cat([torch.arange(start, end) for start, end in self.turns.tolist()])
+
+    def sampled_mask(self) -> Tensor:
+        """bool [L]: true on the turns' tokens only."""
+        mask = torch.zeros(self.num_tokens, dtype=torch.bool)
+        mask[self.sampled_positions()] = True
+        return mask
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trajectory(Transcript):
+    """One episode; every sampled token carries the log-probability that it was sampled with.
+
+    ``advantages`` is ``None`` until :meth:`freshper_lightning.algorithms.algorithm.Algorithm.advantages` has run, once,
+    on whole groups.
+    """
+
     behavior_log_probs: Tensor
     """float32 [S]: the engine's processed log-probability of each sampled token, in nats."""
     rewards: Tensor
@@ -73,36 +121,16 @@ class Trajectory:
     """Encoded images in the order of their placeholders."""
 
     def __post_init__(self) -> None:
-        turns = self.turns
-        if turns.ndim != 2 or turns.shape[1] != 2 or turns.shape[0] == 0:
-            raise ValueError(f"turns must have shape [T, 2] with T >= 1, not {list(turns.shape)}")
-        starts, ends = turns[:, 0], turns[:, 1]
-        if bool((starts >= ends).any()) or bool((starts[1:] < ends[:-1]).any()):
-            raise ValueError(f"turns must be non-empty, ordered and disjoint spans, not {turns.tolist()}")
-        if int(starts[0]) < 1 or int(ends[-1]) > self.token_ids.numel():
-            raise ValueError(f"turns must lie in [1, {self.token_ids.numel()}], not {turns.tolist()}")
-        sampled = int((ends - starts).sum())
-        if self.behavior_log_probs.numel() != sampled:
-            raise ValueError(f"behavior_log_probs has {self.behavior_log_probs.numel()} values for {sampled} tokens")
+        # dataclass(slots=True) builds a new class, for which a bare super() would not work.
+        Transcript.__post_init__(self)
+        if self.behavior_log_probs.numel() != self.num_sampled:
+            count = self.behavior_log_probs.numel()
+            raise ValueError(f"behavior_log_probs has {count} values for {self.num_sampled} sampled tokens")
         per_turn = {"rewards": self.rewards, "weight_versions": self.weight_versions, "advantages": self.advantages}
         for name, values in per_turn.items():
-            if values is not None and values.shape != starts.shape:
-                raise ValueError(f"{name} must have one value for each of {len(starts)} turns, not {list(values.shape)}")
-
-    @property
-    def num_turns(self) -> int:
-        """T."""
-        return int(self.turns.shape[0])
-
-    @property
-    def num_sampled(self) -> int:
-        """S."""
-        return int(self.behavior_log_probs.numel())
-
-    @property
-    def turn_lengths(self) -> Tensor:
-        """int64 [T]: sampled tokens of each turn."""
-        return (self.turns[:, 1] - self.turns[:, 0]).long()
+            if values is not None and list(values.shape) != [self.num_turns]:
+                shape = list(values.shape)
+                raise ValueError(f"{name} must have one value for each of {self.num_turns} turns, not {shape}")
 
     @property
     def episode_return(self) -> float:
@@ -113,16 +141,6 @@ class Trajectory:
     def training_return(self) -> float:
         """Score plus format penalty: what advantages are computed from."""
         return self.episode_return + self.format_penalty
-
-    def sampled_positions(self) -> Tensor:
-        """int64 [S]: positions in ``token_ids`` of the sampled tokens, in order."""
-        return torch.cat([torch.arange(int(start), int(end)) for start, end in self.turns])
-
-    def sampled_mask(self) -> Tensor:
-        """bool [L]: true on sampled tokens only."""
-        mask = torch.zeros(self.token_ids.numel(), dtype=torch.bool)
-        mask[self.sampled_positions()] = True
-        return mask
 
     def token_advantages(self) -> Tensor:
         """float32 [S]: the advantage of the turn that each sampled token belongs to.

@@ -1,0 +1,1 @@
+"""What happens between and around the updates: rollouts, evaluation, monitoring, progress."""

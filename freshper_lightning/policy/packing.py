@@ -1,0 +1,156 @@
+"""Conversations packed into rows without padding between them, and what a loss needs to know about their tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from freshper_lightning.trajectory import Trajectory, Transcript
+
+Phase = Literal["fresh", "replay", "demonstration"]
+
+
+@dataclass(slots=True)
+class TrajectoryBatch:
+    """One micro-batch: ``B`` conversations in ``R`` rows of ``W`` tokens, with ``S`` tokens to train on.
+
+    Everything per token is flat over the ``S`` tokens, conversation after conversation in the order of ``ids``, so
+    that nothing downstream depends on how the rows were packed. ``totals`` describe the whole optimizer batch, over
+    all micro-batches and ranks.
+    """
+
+    input_ids: Tensor
+    """int64 [R, W]."""
+    position_ids: Tensor
+    """int64 [R, W]: restart at 0 with each conversation, which is how the model tells them apart."""
+    predicted_from: Tensor
+    """int64 [S]: flat position in the rows whose output predicts the token."""
+    targets: Tensor
+    """int64 [S]: the tokens."""
+    segments: Tensor
+    """int64 [S]: which of the B conversations the token belongs to."""
+    lengths: Tensor
+    """int64 [B]: trained tokens of each conversation."""
+    behavior_log_probs: Tensor | None
+    """float32 [S], or None for demonstrations."""
+    advantages: Tensor | None
+    """float32 [S], or None for demonstrations."""
+    importance_weights: Tensor
+    """float32 [B]."""
+    ids: Tensor
+    """int64 [B]: ids in the replay buffer; -1 where there is none."""
+    ages: Tensor
+    """float64 [B]: age at the draw, in units of the buffer's clock."""
+    phase: Phase = "fresh"
+    total_tokens: float = 0.0
+    """Trained tokens of the optimizer batch; 0 in an update that is skipped."""
+    total_sequences: float = 0.0
+    """Conversations of the optimizer batch; 0 in an update that is skipped."""
+    ends_iteration: bool = False
+    """Whether this is the last micro-batch of the iteration."""
+
+    @property
+    def skip(self) -> bool:
+        """Whether the update must leave parameters and optimizer state as they are."""
+        return self.total_sequences == 0
+
+    @property
+    def is_filler(self) -> bool:
+        """Whether the micro-batch holds no conversation and only keeps ranks and accumulation in step."""
+        return self.ids.numel() == 0
+
+    def to(self, device: torch.device | str, **kwargs: Any) -> "TrajectoryBatch":
+        """The batch with its tensors on ``device``."""
+        tensors = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{k: v.to(device, **kwargs) for k, v in tensors.items() if isinstance(v, Tensor)})
+
+
+def pack_rows(lengths: Sequence[int], width: int) -> list[list[int]]:
+    """First-fit-decreasing bin packing: indices of the conversations in each row of ``width`` tokens.
+
+    Raises:
+        ValueError: A conversation is longer than a row.
+    """
+    if lengths and max(lengths) > width:
+        raise ValueError(f"a conversation of {max(lengths)} tokens does not fit in a row of {width}")
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        row = next((r for r, free in enumerate(room) if free >= lengths[index]), len(rows))
+        if row == len(rows):
+            rows.append([])
+            room.append(width)
+        rows[row].append(index)
+        room[row] -= lengths[index]
+    return rows
+
+
+def collate(
+    items: Sequence[Transcript],
+    *,
+    phase: Phase,
+    importance_weights: Tensor | None = None,
+    ids: Tensor | None = None,
+    ages: Tensor | None = None,
+) -> TrajectoryBatch:
+    """Pack conversations into rows as wide as the longest of them; an empty list gives a filler of zero weight.
+
+    The filler runs the model on one dummy token, so that forward and backward happen on every rank.
+    """
+    if not items:
+        return _filler(phase)
+    width = max(item.num_tokens for item in items)
+    rows = pack_rows([item.num_tokens for item in items], width)
+    input_ids = torch.zeros(len(rows), width, dtype=torch.int64)
+    # Left-over room is one more segment that starts at position 0, so that no conversation attends to it.
+    position_ids = torch.zeros(len(rows), width, dtype=torch.int64)
+    offsets = [0] * len(items)
+    for r, members in enumerate(rows):
+        start = 0
+        for index in members:
+            length = items[index].num_tokens
+            input_ids[r, start : start + length] = items[index].token_ids
+            position_ids[r, start : start + length] = torch.arange(length)
+            offsets[index] = r * width + start
+            start += length
+        position_ids[r, start:] = torch.arange(width - start)
+    lengths = torch.tensor([item.num_sampled for item in items])
+    positions = [item.sampled_positions() for item in items]
+    return TrajectoryBatch(
+        input_ids=input_ids,
+        position_ids=position_ids,
+        predicted_from=torch.cat([p + offset - 1 for p, offset in zip(positions, offsets, strict=True)]),
+        targets=torch.cat([item.token_ids[p].long() for item, p in zip(items, positions, strict=True)]),
+        segments=torch.repeat_interleave(torch.arange(len(items)), lengths),
+        lengths=lengths,
+        behavior_log_probs=_concatenate([t.behavior_log_probs for t in items if isinstance(t, Trajectory)]),
+        advantages=_concatenate([t.token_advantages() for t in items if isinstance(t, Trajectory)]),
+        importance_weights=torch.ones(len(items)) if importance_weights is None else importance_weights.float(),
+        ids=torch.full((len(items),), -1) if ids is None else ids,
+        ages=torch.zeros(len(items), dtype=torch.float64) if ages is None else ages,
+        phase=phase,
+    )
+
+
+def _concatenate(pieces: list[Tensor]) -> Tensor | None:
+    return torch.cat(pieces) if pieces else None
+
+
+def _filler(phase: Phase) -> TrajectoryBatch:
+    zero, zeros = torch.zeros(1, dtype=torch.int64), torch.zeros(1)
+    return TrajectoryBatch(
+        input_ids=zero[None],
+        position_ids=zero[None],
+        predicted_from=zero,
+        targets=zero,
+        segments=zero,
+        lengths=torch.ones(1, dtype=torch.int64),
+        behavior_log_probs=None if phase == "demonstration" else zeros,
+        advantages=None if phase == "demonstration" else zeros,
+        importance_weights=zeros,
+        ids=zero[:0],
+        ages=zeros.double()[:0],
+        phase=phase,
+    )
