@@ -1,0 +1,144 @@
+"""Advantages of freshly collected groups: group baseline, then whitening over the batch, then a clip.
+
+All arithmetic is in float64; collectives come in as a callable, so that any number of ranks gives the same numbers.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from freshper_lightning.trajectory import Trajectory
+
+Baseline = Literal["none", "mean", "mean_std"]
+"""What a return is set against: nothing, its group's mean, or that mean in units of the group's deviation."""
+
+BASELINES: tuple[str, ...] = get_args(Baseline)
+
+Reduce = Callable[[Tensor], Tensor]
+"""Sum of a float64 tensor over all ranks; called equally often on each of them, also where a rank has no data."""
+
+EPSILON = 1e-6
+"""Added to every standard deviation that divides; one of at most this, relative to max(1, |mean|), counts as zero."""
+
+
+def compute_advantages(
+    trajectories: Sequence[Trajectory],
+    reduce: Reduce,
+    *,
+    baseline: Baseline,
+    whiten: bool,
+    clip: float | None,
+) -> list[Trajectory]:
+    """Every turn of an episode gets the episode's undiscounted advantage, once and for good.
+
+    The outcome is the training return (score plus format penalty). REINFORCE++ (arXiv:2501.03262) is baseline ``none``
+    with whitening, GRPO (arXiv:2402.03300) is ``mean_std`` alone, Dr. GRPO (arXiv:2503.20783) is ``mean`` alone, and
+    FreshPER (arXiv:2604.16918) is ``mean_std``, whitening and a clip.
+
+    Args:
+        trajectories: Whole groups, in any order; may be empty on some ranks. A group never spans ranks.
+        reduce: Sums a float64 tensor over ranks.
+        baseline: See :func:`group_advantages`.
+        whiten: See :func:`whitened`; each turn weighs as much as it has sampled tokens.
+        clip: Largest absolute value of the result, or ``None``.
+
+    Returns:
+        The trajectories in the order given, with ``advantages`` [T], ``group_mean`` and ``group_std`` (biased).
+
+    Raises:
+        ValueError: Groups of different sizes or of one member, a member that occurs twice, a return that is not
+            finite, or a trajectory that has its advantages already.
+    """
+    check_groups(trajectories, baseline)
+    returns = torch.tensor([trajectory.training_return for trajectory in trajectories], dtype=torch.float64)
+    groups = torch.tensor([trajectory.group for trajectory in trajectories], dtype=torch.int64)
+    mean, std = group_statistics(returns, groups)
+    turn_counts = torch.tensor([trajectory.num_turns for trajectory in trajectories], dtype=torch.int64)
+    per_turn = group_advantages(returns, mean, std, baseline).repeat_interleave(turn_counts)
+    if whiten:
+        per_turn = whitened(per_turn, turn_weights(trajectories), reduce)
+    if clip is not None:
+        per_turn = per_turn.clamp(-clip, clip)
+    pieces = torch.split(per_turn, turn_counts.tolist())
+    return [
+        trajectory.with_advantages(piece, float(group_mean), float(group_std))
+        for trajectory, piece, group_mean, group_std in zip(trajectories, pieces, mean, std, strict=True)
+    ]
+
+
+def group_statistics(returns: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
+    """Each entry's group mean and biased group standard deviation: two float64 [N] for returns and group ids [N]."""
+    _, index, sizes = torch.unique(groups, return_inverse=True, return_counts=True)
+
+    def group_average(values: Tensor) -> Tensor:
+        sums = torch.zeros(len(sizes), dtype=torch.float64).index_add_(0, index, values)
+        return sums.div(sizes).index_select(0, index)
+
+    mean = group_average(returns.double())
+    return mean, group_average((returns - mean).square()).sqrt()
+
+
+def group_advantages(returns: Tensor, mean: Tensor, std: Tensor, baseline: Baseline) -> Tensor:
+    """Returns [N] against the statistics of their groups [N]; a group of equal returns gives exactly 0.
+
+    ``none`` leaves the returns, ``mean`` subtracts the mean, ``mean_std`` also divides by std + ``EPSILON``.
+    """
+    if baseline == "none":
+        return returns
+    centered = _centered(returns, mean, std)
+    return centered if baseline == "mean" else centered / (std + EPSILON)
+
+
+def whitened(values: Tensor, weights: Tensor, reduce: Reduce) -> Tensor:
+    """Values [K] shifted and scaled to weighted mean 0 and variance 1 over all ranks; equal values give exactly 0.
+
+    The variance is biased (divided by the summed weights) and taken around the common mean in a second pass, because
+    sums of squares cancel. The division is by std + ``EPSILON``. Calls ``reduce`` twice.
+    """
+    total, weighted_sum = reduce(torch.stack([weights.sum(), weights @ values])).unbind()
+    mean = weighted_sum / total
+    std = (reduce(weights @ (values - mean).square()) / total).sqrt()
+    return _centered(values, mean, std) / (std + EPSILON)
+
+
+def turn_weights(trajectories: Sequence[Trajectory]) -> Tensor:
+    """Float64: sampled tokens of every turn of every trajectory, in order."""
+    lengths = [trajectory.turn_lengths for trajectory in trajectories]
+    return torch.cat([torch.empty(0, dtype=torch.int64), *lengths]).double()
+
+
+def check_groups(trajectories: Sequence[Trajectory], baseline: Baseline) -> None:
+    """Refuse what would give silently wrong advantages; see :func:`compute_advantages`."""
+    members: dict[int, list[int]] = {}
+    for trajectory in trajectories:
+        _check_trajectory(trajectory)
+        members.setdefault(trajectory.group, []).append(trajectory.member)
+    for group, present in members.items():
+        if len(set(present)) < len(present):
+            raise ValueError(f"group {group} holds a member twice: {sorted(present)}")
+    sizes = {group: len(present) for group, present in members.items()}
+    for (first, size), (second, other) in pairwise(sizes.items()):
+        if size != other:
+            raise ValueError(
+                f"all groups must be whole, but group {first} has {size} members and group {second} has {other}"
+            )
+    if baseline != "none" and 1 in sizes.values():
+        raise ValueError(f"baseline {baseline!r} needs groups of at least 2 members: alone, every advantage would be 0")
+
+
+def _check_trajectory(trajectory: Trajectory) -> None:
+    name = f"member {trajectory.member} of group {trajectory.group}"
+    if trajectory.advantages is not None:
+        raise ValueError(f"{name} has its advantages already; they are frozen at collection")
+    if not math.isfinite(trajectory.training_return):
+        raise ValueError(f"{name} has the training return {trajectory.training_return}, which is not finite")
+
+
+def _centered(values: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Values minus mean, and exactly 0 where the deviation is nothing but rounding."""
+    constant = std <= EPSILON * mean.abs().clamp(min=1.0)
+    return torch.where(constant, torch.zeros_like(values), values - mean)
