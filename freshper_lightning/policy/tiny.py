@@ -120,7 +120,8 @@ def build_tiny(path: str | Path, spec: TinySpec, tokenizer: PreTrainedTokenizerF
     """Write a freshly initialised float32 model and its tokenizer to the folder ``path``.
 
     Equal ``spec`` and vocabulary give equal weights; global random state is left as it was. The vocabulary is padded
-    to a multiple of 64 rows, and generation stops at the tokenizer's end-of-sequence token.
+    to a multiple of 64 rows, and generation stops at the tokenizer's end-of-sequence token. For ``qwen2`` read the
+    tokenizer back with ``PreTrainedTokenizerFast``: ``AutoTokenizer`` forces Qwen2's own splitting upon that family.
     """
     config = _config(spec, tokenizer)
     with torch.random.fork_rng(devices=[]):

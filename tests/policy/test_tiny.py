@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
 from freshper_lightning.policy.tiny import TinySpec, build_tiny, byte_tokenizer, train_tokenizer
 
@@ -60,7 +60,8 @@ def test_chatml_renders_each_message_and_the_generation_prompt():
 def test_checkpoint_loads_through_the_auto_classes(tmp_path, family, tied):
     build_tiny(tmp_path, TinySpec(family, tied=tied), TRAINED)
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    loader = PreTrainedTokenizerFast if family == "qwen2" else AutoTokenizer
+    tokenizer = loader.from_pretrained(tmp_path)
     assert model.config.model_type == family
     assert model.dtype == torch.float32
     assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
