@@ -1,0 +1,5 @@
+"""Gymnasium environments that speak text; importing this package registers them."""
+
+import gymnasium
+
+gymnasium.register(id="freshper/FrozenLake-v0", entry_point="freshper_lightning.envs.frozen_lake:FrozenLake")

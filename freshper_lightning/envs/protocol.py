@@ -1,0 +1,102 @@
+"""What an environment must be to be played by a language model, and how one is made from its id."""
+
+import difflib
+import importlib
+import inspect
+import re
+import string
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec, load_env_creator
+from gymnasium.spaces import Text
+
+TextEnv: TypeAlias = gymnasium.Env[str, str]
+"""An environment whose observation is the next user message and whose action is the policy's whole reply, as text.
+
+``reset(seed=...)`` fixes the instance, all of its randomness included: equal seeds and replies give equal episodes.
+A reply that cannot be parsed is an ordinary step with ``valid`` false and never an exception. Keys of ``info``, all of
+them optional:
+
+* ``system`` (str, of ``reset``): system prompt of the conversation.
+* ``valid`` (bool, default true): the reply could be parsed.
+* ``effective`` (bool, default that of ``valid``): the reply changed the state.
+* ``success`` (bool, default unknown): the verdict, read at the last step.
+"""
+
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+
+class ReplySpace(Text):
+    """Every string, the empty one included: what a policy may say is not the environment's to limit.
+
+    Samples are printable ASCII of at most ``max_length`` characters.
+    """
+
+    def __init__(self, max_length: int = 64) -> None:
+        super().__init__(max_length, min_length=0, charset=string.printable)
+
+    def contains(self, x: Any) -> bool:
+        """Whether ``x`` is a string."""
+        return isinstance(x, str)
+
+
+def parse_answer(reply: str, actions: Iterable[str]) -> str | None:
+    """The action named in the first ``<answer>...</answer>`` of ``reply``, spelled as in ``actions``.
+
+    Surrounding white space and case do not matter; anything but exactly one known name is ``None``.
+    """
+    match = _ANSWER.search(reply)
+    if match is None:
+        return None
+    named = match.group(1).strip().casefold()
+    return next((action for action in actions if action.casefold() == named), None)
+
+
+def make_text_env(env_id: str, kwargs: Mapping[str, Any]) -> TextEnv:
+    """Make the registered gymnasium environment ``env_id`` (or ``module:id``) after checking that it speaks text.
+
+    Raises:
+        ValueError: The id is not registered, an argument is not one of the environment's, or a space is not text.
+    """
+    spec = _find_spec(env_id)
+    creator = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
+    if creator is None:
+        raise ValueError(f"environment {env_id} is registered without an entry_point")
+    try:
+        inspect.signature(creator).bind(**{**spec.kwargs, **kwargs})
+    except TypeError as error:
+        allowed = ", ".join(inspect.signature(creator).parameters) or "none"
+        raise ValueError(f"environment {env_id} cannot be made: {error}; its arguments are: {allowed}") from error
+    env = gymnasium.make(env_id, disable_env_checker=True, **kwargs)
+    for name, space in (("observation_space", env.observation_space), ("action_space", env.action_space)):
+        if not isinstance(space, Text):
+            env.close()
+            raise ValueError(
+                f"environment {env_id} has {name} {space}; it must be a gymnasium.spaces.Text, because observations "
+                "are user messages and actions are replies (wrap the environment to write and read text)"
+            )
+    return env
+
+
+def _find_spec(env_id: str) -> EnvSpec:
+    module, _, name = env_id.rpartition(":")
+    try:
+        if module:
+            importlib.import_module(module)
+        return gymnasium.spec(name)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"environment id {env_id!r}: module {module!r} cannot be imported ({error})") from error
+    except gymnasium.error.Error as error:
+        raise ValueError(_unknown(name)) from error
+
+
+def _unknown(env_id: str) -> str:
+    known = sorted(gymnasium.registry)
+    near = difflib.get_close_matches(env_id, known, n=3, cutoff=0.5)
+    named = near or [name for name in known if name.startswith("freshper/")]
+    return (
+        f"environment id {env_id!r} is not registered; did you mean {' or '.join(named)}? "
+        "(an id of the form module:Name-v0 imports the module that registers it)"
+    )
