@@ -1,0 +1,155 @@
+"""One episode: an environment and a conversation that take turns."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+from freshper_lightning.envs.protocol import TextEnv
+from freshper_lightning.rollout.conversation import ChatFormat, Conversation
+from freshper_lightning.rollout.engine import Completion
+from freshper_lightning.rollout.seeds import sampling_seed
+from freshper_lightning.trajectory import ClockReading, Trajectory
+
+MIN_ROOM = 2
+"""Fewest tokens that a reply may be given: one of text and the end token."""
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodePlan:
+    """One episode to play; equal plans, weights and batches give equal episodes."""
+
+    group: int
+    """Group of the episode; its members should share ``instance_seed``."""
+    member: int
+    """Position inside the group."""
+    instance_seed: int
+    """Seed of the environment's instance."""
+    sampling_key: tuple[int, ...]
+    """Identifies the episode for sampling: (run seed, iteration, group, member)."""
+
+
+class EpisodeError(RuntimeError):
+    """The environment lost this episode; its exception is the cause."""
+
+
+@dataclass(slots=True)
+class Step:
+    """What one reply did, with the defaults of an environment that says nothing about it."""
+
+    reward: float
+    valid: bool
+    effective: bool
+
+
+@dataclass(slots=True)
+class Episode:
+    """A conversation and its environment, advanced by one reply at a time while ``running``.
+
+    Tokens, log-probabilities and weight versions are those of the completions, unchanged. The conversation never
+    grows beyond ``max_context`` tokens, and a running one has room for at least two more. What the environment raises,
+    and nothing else, becomes an :class:`EpisodeError`.
+    """
+
+    plan: EpisodePlan
+    env: TextEnv
+    conversation: Conversation
+    max_context: int
+    steps: list[Step] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    weight_versions: list[int] = field(default_factory=list)
+    success: bool | None = None
+    truncated: bool = False
+    running: bool = True
+
+    @classmethod
+    def start(cls, plan: EpisodePlan, env: TextEnv, chat: ChatFormat, max_context: int) -> "Episode":
+        """Reset the environment to the plan's instance and open the conversation.
+
+        Raises:
+            EpisodeError: The environment raised, or its first prompt leaves no room for a reply.
+        """
+        observation, info = _guard(plan, lambda: _checked(env.reset(seed=plan.instance_seed)))
+        conversation = Conversation(chat, observation, info.get("system"))
+        episode = cls(plan, env, conversation, max_context)
+        if episode.room < MIN_ROOM:
+            length = len(conversation.token_ids)
+            raise EpisodeError(f"{_name(plan)}: a first prompt of {length} tokens leaves no room in {max_context}")
+        return episode
+
+    @property
+    def room(self) -> int:
+        """Tokens that the context still has room for."""
+        return self.max_context - len(self.conversation.token_ids)
+
+    @property
+    def seed(self) -> int:
+        """Sampling seed of the next reply."""
+        return sampling_seed(self.plan.sampling_key, len(self.steps))
+
+    def advance(self, completion: Completion) -> Step:
+        """Append the sampled reply, play it, and append the next user message unless the episode is over.
+
+        Raises:
+            EpisodeError: The environment raised.
+        """
+        reply = self.conversation.add_reply(completion.token_ids)
+        observation, reward, terminated, truncated, info = _guard(self.plan, lambda: _checked(self.env.step(reply)))
+        self.log_probs.extend(completion.log_probs)
+        self.weight_versions.append(completion.weight_version)
+        valid = bool(info.get("valid", True))
+        step = Step(float(reward), valid, bool(info.get("effective", valid)))
+        self.steps.append(step)
+        self.success = bool(info["success"]) if "success" in info else self.success
+        self.running, self.truncated = not (terminated or truncated), bool(truncated and not terminated)
+        if self.running:
+            self._continue(observation)
+        return step
+
+    def _continue(self, observation: str) -> None:
+        self.conversation.add_user(observation)
+        if self.room < MIN_ROOM:
+            self.running, self.truncated = False, True
+
+    def trajectory(self, born: ClockReading, task: str, format_penalty: float) -> Trajectory:
+        """The finished episode, up to the last sampled token; ``format_penalty`` counts once per invalid reply."""
+        invalid = sum(not step.valid for step in self.steps)
+        turns = self.conversation.turns
+        return Trajectory(
+            token_ids=torch.tensor(self.conversation.token_ids[: turns[-1][1]], dtype=torch.int32),
+            turns=torch.tensor(turns, dtype=torch.int32),
+            behavior_log_probs=torch.tensor(self.log_probs, dtype=torch.float32),
+            rewards=torch.tensor([step.reward for step in self.steps], dtype=torch.float32),
+            weight_versions=torch.tensor(self.weight_versions, dtype=torch.int64),
+            born=born,
+            group=self.plan.group,
+            member=self.plan.member,
+            seed=self.plan.instance_seed,
+            task=task,
+            format_penalty=format_penalty * invalid,
+            invalid_turns=invalid,
+            success=self.success,
+            truncated=self.truncated,
+        )
+
+
+def _guard(plan: EpisodePlan, call: Callable[[], Result]) -> Result:
+    try:
+        return call()
+    except Exception as error:
+        raise EpisodeError(f"{_name(plan)}: {type(error).__name__}: {error}") from error
+
+
+def _checked(result: Result) -> Result:
+    """What ``reset`` or ``step`` returned, if its observation is text."""
+    observation: Any = result[0]  # type: ignore[index]
+    if not isinstance(observation, str):
+        raise TypeError(f"an observation must be text (str), not {type(observation).__name__}")
+    return result
+
+
+def _name(plan: EpisodePlan) -> str:
+    return f"episode {plan.member} of group {plan.group} (instance seed {plan.instance_seed})"
