@@ -37,7 +37,8 @@ def compute_advantages(
 
     The outcome is the training return (score plus format penalty). REINFORCE++ (arXiv:2501.03262) is baseline ``none``
     with whitening, GRPO (arXiv:2402.03300) is ``mean_std`` alone, Dr. GRPO (arXiv:2503.20783) is ``mean`` alone, and
-    FreshPER (arXiv:2604.16918) is ``mean_std``, whitening and a clip.
+    FreshPER (arXiv:2604.16918) is ``mean_std``, whitening and a clip. Whitening shifts every turn by the mean over
+    tokens, those of groups without variance too.
 
     Args:
         trajectories: Whole groups, in any order; may be empty on some ranks. A group never spans ranks.

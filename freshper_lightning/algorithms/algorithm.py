@@ -142,6 +142,7 @@ class Reinforce(Algorithm):
         and entropy are taken at tokens of the behavior policy without a correction for it.
         """
         _check_inputs(inputs)
+        self._check_needs(inputs)
         log_ratio = inputs.log_probs - inputs.behavior_log_probs
         ratio = importance_ratio(log_ratio)
         surrogate, clipped = self._surrogate(inputs, ratio)
@@ -158,11 +159,17 @@ class Reinforce(Algorithm):
         if inputs.reference_log_probs is not None:
             metrics["kl_reference"] = k3(inputs.reference_log_probs - inputs.log_probs)
         if self.needs_entropy():
-            token_loss = token_loss - self.entropy_coefficient * _given("entropy", metrics)
+            token_loss = token_loss - self.entropy_coefficient * metrics["entropy"]
         if self.needs_reference():
-            token_loss = token_loss + self.kl_coefficient * _given("kl_reference", metrics)
+            token_loss = token_loss + self.kl_coefficient * metrics["kl_reference"]
         loss = weighted_loss(token_loss, inputs.coefficients, inputs.importance_weights)
         return LossOutput(loss, _detached(metrics))
+
+    def _check_needs(self, inputs: LossInputs) -> None:
+        if self.needs_entropy() and inputs.entropy is None:
+            raise ValueError(f"entropy_coefficient is {self.entropy_coefficient}, but the inputs have no entropy")
+        if self.needs_reference() and inputs.reference_log_probs is None:
+            raise ValueError(f"kl_coefficient is {self.kl_coefficient}, but the inputs have no reference_log_probs")
 
     def _surrogate(self, inputs: LossInputs, ratio: Tensor) -> tuple[Tensor, Tensor]:
         if self.correction == "truncate":
@@ -240,12 +247,6 @@ def _check_inputs(inputs: LossInputs) -> None:
             raise ValueError(
                 f"{field.name} must have the shape [S] of log_probs, {list(shape)}, not {list(tensor.shape)}"
             )
-
-
-def _given(key: str, metrics: dict[str, Tensor]) -> Tensor:
-    if key not in metrics:
-        raise ValueError(f"{key} has a coefficient above 0, but the inputs do not hold what it is computed from")
-    return metrics[key]
 
 
 def _detached(metrics: dict[str, Tensor]) -> dict[str, Tensor]:

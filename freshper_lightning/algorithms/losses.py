@@ -28,8 +28,8 @@ def clipped_surrogate(
     below for A < 0. The dual clip (arXiv:1912.09729, eq. 5) also bounds rho by ``dual`` > 1, only where A < 0.
     """
     negative = advantages < 0
-    floor = torch.where(negative, 1.0 - low, 0.0).to(ratio.dtype)
-    ceiling = torch.where(negative, torch.inf if dual is None else dual, 1.0 + high).to(ratio.dtype)
+    floor = torch.where(negative, ratio.new_full((), 1.0 - low), 0.0)
+    ceiling = torch.where(negative, ratio.new_full((), torch.inf if dual is None else dual), 1.0 + high)
     clipped = ((ratio < floor) | (ratio > ceiling)) & (advantages != 0)
     return ratio.clamp(floor, ceiling) * advantages, clipped
 
