@@ -26,6 +26,8 @@ SYMBOLS = PLAYER + ICE + HOLE + GOAL + PLAYER_IN_HOLE + PLAYER_ON_GOAL
 ISOLATE = rf"[ \n]?[{SYMBOLS}](?=[ \n]|$)|{'|'.join(ACTIONS)}|\d"
 """What a tokenizer should keep in tokens of their own: map cells (with the blank or newline ahead), actions, digits."""
 
+SLIPPERY_RULE = "The ice is slippery: a move goes as intended or to either of its two sides, with probability 1/3 each."
+
 
 @dataclass(frozen=True, slots=True)
 class Lake:
@@ -115,17 +117,13 @@ class FrozenLake(gymnasium.Env[str, str]):
 
     def instruction(self) -> str:
         """The rules as the policy is told them; depends on the configuration, not on the instance."""
-        slip = (
-            "\nThe ice is slippery: a move goes as intended or to either of its two sides, with probability 1/3 each."
-            if self.slippery
-            else ""
-        )
+        slip = f"\n{SLIPPERY_RULE}" if self.slippery else ""
         return (
             f"Frozen lake, {self.size} by {self.size} cells: P is you, _ is ice, O is a hole, G is the goal.\n"
-            "Each turn, move one cell: Left, Down, Right or Up. A move off the map has no effect."
-            f"{slip}\n"
-            f"Reaching the goal within {self.max_turns} turns gives reward 1; entering a hole ends the game with 0.\n"
-            "You may think first, then give one move as <answer>move</answer>; without it the turn is lost."
+            f"Each turn, move one cell: Left, Down, Right or Up. A move off the map has no effect.{slip}\n"
+            f"Reaching the goal within {self.max_turns} turns ends the game with reward 1; "
+            "entering a hole ends it with 0.\n"
+            "You may think first, then give one move as <answer>move</answer>; any other reply loses the turn."
         )
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
@@ -136,8 +134,19 @@ class FrozenLake(gymnasium.Env[str, str]):
         self.turns_left = self.max_turns
         return f"{self.instruction()}\n{self._board()}", {}
 
+    @property
+    def over(self) -> bool:
+        """Whether the episode has ended; only :meth:`reset` goes on from there."""
+        return self.player == self.lake.goal or self.player in self.lake.holes or self.turns_left == 0
+
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Play the move that the reply names, if it names one."""
+        """Play the move that the reply names, if it names one.
+
+        Raises:
+            gymnasium.error.ResetNeeded: The episode is over.
+        """
+        if self.over:
+            raise gymnasium.error.ResetNeeded("the episode is over; call reset")
         move = parse_answer(action, ACTIONS)
         before = self.player
         if move is not None:
@@ -187,13 +196,12 @@ def demonstrate(seed: int, noise: float, **kwargs: Any) -> list[tuple[str, str]]
     env = FrozenLake(**kwargs)
     rng = np.random.default_rng([seed, 1])
     observation, _ = env.reset(seed=seed)
-    turns, over = [], False
-    while not over:
+    turns = []
+    while not env.over:
         action = str(rng.choice(ACTIONS)) if rng.random() < noise else env.optimal_action()
         reply = f"<answer>{action}</answer>"
         turns.append((observation, reply))
-        observation, _, terminated, truncated, _ = env.step(reply)
-        over = terminated or truncated
+        observation = env.step(reply)[0]
     return turns
 
 

@@ -1,8 +1,9 @@
 """One episode: an environment and a conversation that take turns."""
 
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, SupportsFloat
 
 import torch
 
@@ -14,8 +15,6 @@ from freshper_lightning.trajectory import ClockReading, Trajectory
 
 MIN_ROOM = 2
 """Fewest tokens that a reply may be given: one of text and the end token."""
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +35,19 @@ class EpisodeError(RuntimeError):
     """The environment lost this episode; its exception is the cause."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Step:
     """What one reply did, with the defaults of an environment that says nothing about it."""
 
     reward: float
     valid: bool
     effective: bool
+
+    @classmethod
+    def read(cls, reward: SupportsFloat, info: Mapping[str, Any]) -> "Step":
+        """From what ``step`` of the environment returned."""
+        valid = bool(info.get("valid", True))
+        return cls(float(reward), valid, bool(info.get("effective", valid)))
 
 
 @dataclass(slots=True)
@@ -72,8 +77,10 @@ class Episode:
         Raises:
             EpisodeError: The environment raised, or its first prompt leaves no room for a reply.
         """
-        observation, info = _guard(plan, lambda: _checked(env.reset(seed=plan.instance_seed)))
-        conversation = Conversation(chat, observation, info.get("system"))
+        with _played(plan):
+            observation, info = env.reset(seed=plan.instance_seed)
+            user = _text(observation)
+        conversation = Conversation(chat, user, info.get("system"))
         episode = cls(plan, env, conversation, max_context)
         if episode.room < MIN_ROOM:
             length = len(conversation.token_ids)
@@ -97,20 +104,20 @@ class Episode:
             EpisodeError: The environment raised.
         """
         reply = self.conversation.add_reply(completion.token_ids)
-        observation, reward, terminated, truncated, info = _guard(self.plan, lambda: _checked(self.env.step(reply)))
         self.log_probs.extend(completion.log_probs)
         self.weight_versions.append(completion.weight_version)
-        valid = bool(info.get("valid", True))
-        step = Step(float(reward), valid, bool(info.get("effective", valid)))
+        with _played(self.plan):
+            observation, reward, terminated, truncated, info = self.env.step(reply)
+            user, step = _text(observation), Step.read(reward, info)
         self.steps.append(step)
         self.success = bool(info["success"]) if "success" in info else self.success
         self.running, self.truncated = not (terminated or truncated), bool(truncated and not terminated)
         if self.running:
-            self._continue(observation)
+            self._continue(user)
         return step
 
-    def _continue(self, observation: str) -> None:
-        self.conversation.add_user(observation)
+    def _continue(self, user: str) -> None:
+        self.conversation.add_user(user)
         if self.room < MIN_ROOM:
             self.running, self.truncated = False, True
 
@@ -136,19 +143,19 @@ class Episode:
         )
 
 
-def _guard(plan: EpisodePlan, call: Callable[[], Result]) -> Result:
+@contextmanager
+def _played(plan: EpisodePlan) -> Iterator[None]:
+    """Turn what the environment raises into the loss of this episode."""
     try:
-        return call()
+        yield
     except Exception as error:
         raise EpisodeError(f"{_name(plan)}: {type(error).__name__}: {error}") from error
 
 
-def _checked(result: Result) -> Result:
-    """What ``reset`` or ``step`` returned, if its observation is text."""
-    observation: Any = result[0]  # type: ignore[index]
+def _text(observation: object) -> str:
     if not isinstance(observation, str):
         raise TypeError(f"an observation must be text (str), not {type(observation).__name__}")
-    return result
+    return observation
 
 
 def _name(plan: EpisodePlan) -> str:

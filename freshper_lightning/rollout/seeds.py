@@ -1,5 +1,6 @@
 """Seeds as pure functions of where in a run they are used; no global random state, nothing to save or restore."""
 
+import json
 from collections.abc import Sequence
 from hashlib import blake2b
 
@@ -9,7 +10,7 @@ def stable_hash(*parts: int | str) -> int:
 
     Equal in every process, on every machine and in every version of Python.
     """
-    digest = blake2b("\x1f".join(f"{type(part).__name__}:{part}" for part in parts).encode(), digest_size=8).digest()
+    digest = blake2b(json.dumps(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
@@ -23,6 +24,9 @@ def training_instance_seed(run_seed: int, iteration: int, group: int) -> int:
     return stable_hash("training instance", run_seed, iteration, group) & ~1
 
 
-def evaluation_instance_seed(index: int) -> int:
-    """Seed of a held-out instance; always odd, so that no training seed equals it, and the same for every run."""
-    return stable_hash("evaluation instance", index) | 1
+def evaluation_instance_seed(instances: int, index: int) -> int:
+    """Seed of a held-out instance, the same for every run; always odd, so that no training seed equals it.
+
+    ``instances`` names a set of instances and ``index`` one of them.
+    """
+    return stable_hash("evaluation instance", instances, index) | 1

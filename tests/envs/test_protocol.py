@@ -1,0 +1,80 @@
+import gymnasium
+import pytest
+from gymnasium.spaces import Discrete, Text
+
+from freshper_lightning.envs.protocol import ReplySpace, make_text_env, parse_answer
+
+ACTIONS = ("Left", "Right")
+
+
+class Numbers(gymnasium.Env):
+    observation_space, action_space = Discrete(3), Text(4)
+
+
+class Buttons(gymnasium.Env):
+    observation_space, action_space = Text(4), Discrete(3)
+
+
+gymnasium.register("freshper-test/Numbers-v0", Numbers)
+gymnasium.register("freshper-test/Buttons-v0", Buttons)
+
+
+@pytest.mark.parametrize(
+    ("reply", "action"),
+    [
+        ("<answer>Left</answer>", "Left"),
+        ("I think so.\n<answer>\n  rIGHT </answer> done", "Right"),
+        ("<answer>Left</answer><answer>Right</answer>", "Left"),
+        ("<answer>Stay</answer><answer>Right</answer>", None),
+        ("<answer>Left or Right</answer>", None),
+        ("<answer><answer>Left</answer>", None),
+        ("<answer></answer>", None),
+        ("Left", None),
+        ("<answer>Left", None),
+        ("", None),
+    ],
+)
+def test_the_first_answer_must_be_exactly_one_known_action(reply, action):
+    assert parse_answer(reply, ACTIONS) == action
+
+
+def test_a_reply_may_be_any_text_but_nothing_else():
+    space = ReplySpace()
+    assert all(reply in space for reply in ("", "√ ünïcode 你好", "x" * 10_000, space.sample()))
+    assert 3 not in space
+
+
+def test_an_unknown_id_is_refused_with_the_nearest_ones():
+    with pytest.raises(ValueError, match=r"'freshper/FrozenLak-v0'.*did you mean .*freshper/FrozenLake-v0"):
+        make_text_env("freshper/FrozenLak-v0", {})
+
+
+def test_an_id_like_no_other_is_refused_with_our_own():
+    with pytest.raises(ValueError, match=r"'qqqq'.*freshper/FrozenLake-v0"):
+        make_text_env("qqqq", {})
+
+
+def test_a_module_that_does_not_exist_is_named():
+    with pytest.raises(ValueError, match="no_such_module"):
+        make_text_env("no_such_module:Env-v0", {})
+
+
+def test_an_id_may_name_the_module_that_registers_it():
+    assert make_text_env("freshper_lightning.envs:freshper/FrozenLake-v0", {"size": 3}).reset(seed=0)[0]
+
+
+def test_an_unknown_argument_is_refused_with_the_known_ones():
+    with pytest.raises(ValueError, match=r"holes.*hole_probability"):
+        make_text_env("freshper/FrozenLake-v0", {"holes": 0.1})
+
+
+@pytest.mark.parametrize("name", ["Numbers", "Buttons"])
+def test_an_environment_that_does_not_speak_text_is_refused(name):
+    space = "observation_space" if name == "Numbers" else "action_space"
+    with pytest.raises(ValueError, match=rf"{name}-v0 has {space} Discrete\(3\).*gymnasium.spaces.Text"):
+        make_text_env(f"freshper-test/{name}-v0", {})
+
+
+def test_gymnasiums_own_frozen_lake_is_refused():
+    with pytest.raises(ValueError, match=r"gymnasium\.spaces\.Text"):
+        make_text_env("FrozenLake-v1", {})
