@@ -1,5 +1,6 @@
 """Prioritized replay of trajectories whose worth falls with their age."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -55,7 +56,8 @@ class ReplayBuffer:
     1e-12, one below is 0. Draws are a function of content, clock, parameters, seed and the number of draws so far:
     neither global random state nor the decay thread has a say in them.
 
-    Not for concurrent use: one thread owns the buffer; the decay thread sees immutable values only.
+    Not for concurrent use: one thread owns the buffer; the decay thread sees immutable values only. Should it fail, the
+    next call that uses the buffer raises RuntimeError with the thread's exception, and its traceback, as the cause.
 
     Source: Schaul et al. 2016 (1511.05952), equation 1, section 3.4 and appendix B.2.1; freshness from Ma et al. 2026
     (2604.16918).
@@ -155,8 +157,9 @@ class ReplayBuffer:
             ValueError: They alone exceed the capacity or the byte budget, lack what the priority needs, or do not keep
                 the types of :class:`~freshper_lightning.trajectory.Trajectory`; or the clock ran backwards.
         """
+        self._raise_thread_failure()
         since = self._clock_value(now)
-        base = _checked_base([self.priority.base(trajectory) for trajectory in trajectories])
+        base = np.array([self._base_of(trajectory) for trajectory in trajectories], np.float64)
         copies = unpack(pack(trajectories))
         self._require_room(copies)
         ids = np.arange(self._next_id, self._next_id + len(copies), dtype=np.int64)
@@ -219,7 +222,10 @@ class ReplayBuffer:
         Raises:
             ValueError: A value is out of range, or the lengths differ; nothing is changed.
         """
-        base = _checked_base(values)
+        self._raise_thread_failure()
+        base = np.asarray(values, np.float64)
+        wrong = base[~(np.isfinite(base) & (base >= 0))]
+        _require(len(wrong) == 0, "priority", wrong[:1].tolist(), "finite and at least 0")
         rows, stored = self._rows_of(ids, base)
         self._columns = self._columns.with_base(rows, base[stored])
         return int((~stored).sum())
@@ -238,6 +244,7 @@ class ReplayBuffer:
         Raises:
             ValueError: A value is above 0 or NaN, the lengths differ, or the clock ran backwards; nothing is changed.
         """
+        self._raise_thread_failure()
         values = np.asarray(log_fresh, np.float64)
         wrong = values[~(values <= 0)]
         _require(len(wrong) == 0, "log_fresh", wrong[:1].tolist(), "at most 0")
@@ -250,9 +257,9 @@ class ReplayBuffer:
         """Asks the decay thread for the priorities of ``now`` and returns at once; changes the speed of draws only.
 
         Raises:
-            RuntimeError: The thread has failed; its exception, with traceback, is the cause.
             ValueError: The clock ran backwards.
         """
+        self._raise_thread_failure()
         key = self._key_at(now)
         if self.asynchronous:
             self._refresher = self._refresher or Refresher()
@@ -308,6 +315,16 @@ class ReplayBuffer:
         self._columns, self._store = columns, store
         self._next_id, self._draws = state["next_id"], state["draws"]
 
+    def _raise_thread_failure(self) -> None:
+        if self._refresher is not None:
+            self._refresher.raise_failure()
+
+    def _base_of(self, trajectory: Trajectory) -> float:
+        base = self.priority.base(trajectory)
+        name = f"{self.priority} of member {trajectory.member} of group {trajectory.group}"
+        _require(math.isfinite(base) and base >= 0, name, base, "finite and at least 0")
+        return base
+
     def _clock_value(self, now: ClockReading) -> float:
         value = float(clock_value(now, self.clock))
         newest = self._columns.newest()
@@ -319,6 +336,7 @@ class ReplayBuffer:
 
     def _snapshot_at(self, now: ClockReading) -> Snapshot:
         """The prefetched snapshot if it is exactly the one asked for, or else the same one, built here."""
+        self._raise_thread_failure()
         key = self._key_at(now)
         prefetched = self._refresher.published if self._refresher is not None else None
         for snapshot in (self._snapshot, prefetched):
@@ -352,13 +370,6 @@ class ReplayBuffer:
     def _evict_oldest(self, count: int) -> None:
         self._store.remove(self._columns.ids[:count].tolist())
         self._columns = self._columns.without_oldest(count)
-
-
-def _checked_base(values: ArrayLike) -> Floats:
-    base = np.asarray(values, np.float64)
-    wrong = base[~(np.isfinite(base) & (base >= 0))]
-    _require(len(wrong) == 0, "priority", wrong[:1].tolist(), "finite and at least 0")
-    return base
 
 
 def _require(condition: bool, name: str, value: object, allowed: str) -> None:

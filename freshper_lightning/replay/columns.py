@@ -28,6 +28,8 @@ class Columns:
 
     def __post_init__(self) -> None:
         for column in self._all():
+            if column.shape != self.ids.shape:
+                raise ValueError(f"a column has shape {column.shape} where there are {self.ids.shape} ids")
             column.flags.writeable = False
 
     def __len__(self) -> int:

@@ -59,21 +59,11 @@ class Refresher:
 
     @property
     def published(self) -> Snapshot | None:
-        """The newest finished snapshot, for whatever key it was built.
-
-        Raises:
-            RuntimeError: The thread has failed; its exception, with traceback, is the cause.
-        """
-        self._raise_failure()
+        """The newest finished snapshot, for whatever key it was built."""
         return self._mailbox.published
 
     def request(self, key: SnapshotKey) -> None:
-        """Asks for the snapshot of ``key`` and returns at once; nothing happens in a forked child.
-
-        Raises:
-            RuntimeError: The thread has failed; its exception, with traceback, is the cause.
-        """
-        self._raise_failure()
+        """Asks for the snapshot of ``key`` and returns at once; nothing happens in a forked child."""
         if os.getpid() == self._process:
             self._mailbox.requests.put(key)
 
@@ -85,9 +75,14 @@ class Refresher:
         """
         self._finalizer()
         if not self._failure_raised:
-            self._raise_failure()
+            self.raise_failure()
 
-    def _raise_failure(self) -> None:
+    def raise_failure(self) -> None:
+        """Does nothing unless the thread has failed.
+
+        Raises:
+            RuntimeError: The thread has failed; its exception, with traceback, is the cause.
+        """
         failure = self._mailbox.failure
         if failure is not None:
             self._failure_raised = True

@@ -1,0 +1,49 @@
+import math
+
+import numpy as np
+import pytest
+
+from freshper_lightning.replay import ExponentialDecay, NoDecay, clock_value
+from freshper_lightning.trajectory import ClockReading
+
+AGES = np.array([0.0, 1.0, 50.0, 1e9])
+
+
+def test_exponential_decay_falls_by_e_every_tau():
+    assert ExponentialDecay(tau=50).log_factor(AGES).tolist() == [0, -0.02, -1, -2e7]
+
+
+def test_no_decay_keeps_everything_fresh():
+    assert NoDecay().log_factor(AGES).tolist() == [0, 0, 0, 0]
+
+
+def test_a_tau_too_small_for_floats_means_no_freshness_left():
+    assert ExponentialDecay(tau=1e-300).log_factor(AGES)[-1] == -math.inf
+
+
+@pytest.mark.parametrize("decay", [ExponentialDecay(tau=7), NoDecay()])
+def test_decays_that_claim_to_factorise_do(decay):
+    assert decay.factorises
+    one, other = np.array([3.0, 10.0]), np.array([11.0, 5.0])
+    parts = decay.log_factor(one) + decay.log_factor(other)
+    assert decay.log_factor(one + other) == pytest.approx(parts, rel=1e-15)
+
+
+@pytest.mark.parametrize("tau", [0.0, -1.0, math.inf, math.nan])
+def test_a_bad_tau_is_refused(tau):
+    with pytest.raises(ValueError, match="tau must be finite and above 0"):
+        ExponentialDecay(tau=tau)
+
+
+def test_decays_compare_by_their_parameters():
+    assert ExponentialDecay(tau=5) == ExponentialDecay(tau=5) != ExponentialDecay(tau=6)
+
+
+def test_each_clock_reads_its_own_field():
+    reading = ClockReading(updates=7, iteration=3)
+    assert (clock_value(reading, "updates"), clock_value(reading, "iterations")) == (7, 3)
+
+
+def test_an_unknown_clock_is_refused_with_the_known_ones():
+    with pytest.raises(ValueError, match="updates, iterations, not 'hours'"):
+        clock_value(ClockReading(), "hours")
