@@ -16,7 +16,7 @@ from freshper_lightning.trajectory import ClockReading, Trajectory
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EnvironmentConfig:
     """Which environment is played."""
 
