@@ -96,13 +96,13 @@ class ChatFormat:
     def _find_end_token(self) -> int:
         closing = self._closing(_USERS[1])
         text = closing if self.history == "strict" else closing.lstrip()
-        first = self._encode(text)[0]
-        if first not in self.tokenizer.added_tokens_decoder:
+        ids = self._encode(text)
+        if not ids or ids[0] not in self.tokenizer.added_tokens_decoder:
             raise ChatTemplateError(
                 f"the chat template must put a special token right after a reply, not {closing!r}: without it nobody "
                 'can tell where a sampled reply ends (history="verbatim" allows white space ahead of the token)'
             )
-        return first
+        return ids[0]
 
     def _systems(self) -> list[str | None]:
         """System prompts to check with; some templates (Gemma's) know no system role."""
@@ -121,7 +121,7 @@ class ChatFormat:
             if later is None:
                 raise ChatTemplateError(
                     f"the chat template rewrites earlier replies: {replies[0]!r} does not stand in {rendered!r}; "
-                    + _REMEDY
+                    + (_REMEDY if exact else "use a template that leaves them alone")
                 )
             for position, user in enumerate(_USERS[: turn + 1]):
                 headless = position < turn and user in later[position]

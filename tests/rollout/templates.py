@@ -58,6 +58,10 @@ NO_END = (
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
 FORGETS_REPLIES = "{% for m in messages if m.role == 'user' %}{{ m.content }}<|im_end|>{% endfor %}"
+KEEPS_THE_FIRST_USER = (
+    "{% for m in messages %}{% if m.role == 'assistant' or loop.first %}{{ m.content }}{% endif %}{% endfor %}"
+)
+SHOUTS_LATER_REPLIES = CHATML.replace("{{ m.content }}", "{{ m.content | upper if loop.index0 == 3 else m.content }}")
 # of the user messages only the newest is kept
 FORGETS_USERS = (
     "{% for m in messages %}{% if m.role == 'assistant' or loop.last %}{{ m.content }}<|im_end|>{% endif %}{% endfor %}"

@@ -158,6 +158,8 @@ def test_blanks_around_replies_are_verbatim_only():
         (templates.NUMBERS_TURNS, "rewrites earlier turns"),
         (templates.REPEATS_THE_SYSTEM, "(?s)rewrites earlier turns.*Instructions of the system"),
         (templates.NO_END, "special token right after a reply"),
+        (templates.KEEPS_THE_FIRST_USER, "special token right after a reply, not ''"),
+        (templates.SHOUTS_LATER_REPLIES, "rewrites earlier replies"),
         (templates.FORGETS_USERS, "rewrites earlier turns"),
         (templates.FORGETS_REPLIES, "does not repeat a reply"),
     ],
