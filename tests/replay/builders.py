@@ -22,7 +22,7 @@ def make_trajectory(
     return Trajectory(
         token_ids=torch.arange(int(ends[-1]), dtype=torch.int32),
         turns=torch.stack([ends - lengths, ends], dim=1),
-        behavior_log_probs=-torch.rand(int(lengths.sum())),
+        behavior_log_probs=-0.1 - 0.3 * torch.arange(int(lengths.sum())),
         rewards=torch.tensor(rewards, dtype=torch.float32),
         weight_versions=torch.arange(count),
         advantages=None if advantages is None else torch.tensor(advantages, dtype=torch.float32),

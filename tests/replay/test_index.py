@@ -1,3 +1,4 @@
+import time
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from functools import reduce
 
@@ -155,3 +156,15 @@ def test_the_rarest_entry_of_a_draw_has_weight_one(probabilities, beta):
     size = len(probabilities)
     direct = (size * np.array(probabilities)) ** -beta
     assert weights == pytest.approx(direct / direct.max(), rel=1e-12)
+
+
+def test_drawing_128_of_50_000_takes_milliseconds():
+    rng = np.random.default_rng(0)
+    columns = Columns.empty().followed_by(np.arange(50_000), rng.random(50_000), 0.0)
+    times = []
+    for now in range(20):
+        start = time.process_time()
+        snapshot = Snapshot.build(SnapshotKey(columns, now, 0.6, ExponentialDecay(50)))
+        importance_weights(snapshot.probabilities_of(snapshot.draw(rng.random(128))), 0.4)
+        times.append(time.process_time() - start)
+    assert min(times) < 4e-3  # measured below 1 ms; the margin is for shared machines

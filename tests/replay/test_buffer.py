@@ -1,0 +1,414 @@
+import io
+
+import numpy as np
+import pytest
+import torch
+
+from freshper_lightning.replay import (
+    AbsoluteAdvantage,
+    AbsoluteReward,
+    ExponentialDecay,
+    NoDecay,
+    NothingToDraw,
+    ReplayBuffer,
+    TDError,
+    UniformPriority,
+)
+from freshper_lightning.replay.storage import nbytes_of
+from freshper_lightning.trajectory import ClockReading
+from tests.replay.builders import assert_same, make_trajectory
+
+START = ClockReading()
+
+
+def make_buffer(**parameters):
+    defaults = {"capacity": 100, "priority": AbsoluteReward(eps=0.0), "decay": NoDecay(), "alpha": 1.0}
+    return ReplayBuffer(**(defaults | parameters))
+
+
+def of_rewards(*rewards):
+    return [make_trajectory(rewards=(reward,)) for reward in rewards]
+
+
+def saved_and_loaded(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def assert_same_draw(one, other):
+    for name in ("ids", "probabilities", "weights", "ages"):
+        first, second = getattr(one, name), getattr(other, name)
+        assert first.dtype == second.dtype
+        assert first.tobytes() == second.tobytes(), name
+    for item, copy in zip(one.trajectories, other.trajectories, strict=True):
+        assert_same(item, copy)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("capacity", 0, "at least 1"),
+        ("alpha", -0.1, r"in \[0, 1\]"),
+        ("alpha", float("nan"), r"in \[0, 1\]"),
+        ("seed", -1, "at least 0"),
+        ("max_bytes", 0, "at least 1"),
+        ("clock", "hours", "updates, iterations"),
+        ("draw", "uniform", "stratified"),
+        ("eviction", "lifo", "fifo"),
+    ],
+)
+def test_a_bad_parameter_is_refused_with_what_is_allowed(name, value, allowed):
+    with pytest.raises(ValueError, match=f"{name} must be .*{allowed}.*, not {value!r}"):
+        make_buffer(**{name: value})
+
+
+def test_ids_grow_and_are_never_given_twice():
+    buffer = make_buffer(capacity=3)
+    assert buffer.add(of_rewards(1, 2), START).tolist() == [0, 1]
+    assert buffer.add(of_rewards(3, 4), START).tolist() == [2, 3]
+    assert buffer.ids().tolist() == [1, 2, 3]
+    assert buffer.ids().dtype == np.int64
+    assert buffer.add([], START).tolist() == []
+    assert len(buffer) == 3
+
+
+def test_what_is_drawn_is_what_was_added():
+    buffer, items = make_buffer(), of_rewards(1, 2, 3)
+    ids = buffer.add(items, START)
+    for item, copy in zip(items, buffer.get(ids), strict=True):
+        assert_same(item, copy)
+    draw = buffer.sample(50, START, beta=0.4)
+    for key, trajectory in zip(draw.ids, draw.trajectories, strict=True):
+        assert_same(items[key], trajectory)
+
+
+def test_changing_a_tensor_outside_does_not_change_what_is_stored():
+    buffer, item = make_buffer(), make_trajectory(rewards=(1.0,))
+    ids = buffer.add([item], START)
+    item.rewards.fill_(9.0)
+    assert buffer.get(ids)[0].rewards.tolist() == [1.0]
+
+
+def test_an_evicted_id_is_a_key_error_that_names_it():
+    buffer = make_buffer(capacity=1)
+    buffer.add(of_rewards(1), START)
+    buffer.add(of_rewards(2), START)
+    with pytest.raises(KeyError, match="0"):
+        buffer.get([0])
+
+
+def test_more_than_the_capacity_at_once_is_refused_and_nothing_is_lost():
+    buffer = make_buffer(capacity=2)
+    buffer.add(of_rewards(1, 2), START)
+    with pytest.raises(ValueError, match="at most the capacity, 2, not 3"):
+        buffer.add(of_rewards(3, 4, 5), START)
+    assert buffer.ids().tolist() == [0, 1]
+    assert buffer.add(of_rewards(6), START).tolist() == [2]
+
+
+def test_the_byte_budget_evicts_the_oldest_and_is_never_exceeded():
+    row = nbytes_of(make_trajectory()) + 32
+    buffer = make_buffer(max_bytes=3 * row)
+    buffer.add([make_trajectory() for _ in range(3)], START)
+    assert buffer.nbytes == 3 * row
+    buffer.add([make_trajectory(images=(b"x",))], START)
+    assert buffer.ids().tolist() == [2, 3]
+    assert buffer.nbytes == 2 * row + 1
+    buffer.add([make_trajectory(images=(b"x" * (2 * row),))], START)
+    assert buffer.ids().tolist() == [4]
+
+
+def test_a_set_that_alone_exceeds_the_byte_budget_is_refused():
+    row = nbytes_of(make_trajectory()) + 32
+    buffer = make_buffer(max_bytes=2 * row)
+    buffer.add([make_trajectory()], START)
+    with pytest.raises(ValueError, match=f"at most max_bytes, {2 * row}, not {3 * row}"):
+        buffer.add([make_trajectory() for _ in range(3)], START)
+    assert buffer.ids().tolist() == [0]
+
+
+def test_a_new_entry_has_its_own_priority_at_once():
+    buffer = make_buffer()
+    buffer.add(of_rewards(100), START)
+    buffer.add(of_rewards(1, 0), START)
+    assert buffer.probabilities(START) == pytest.approx([100 / 101, 1 / 101, 0], rel=1e-15)
+
+
+def test_age_is_counted_on_the_chosen_clock():
+    now, later = ClockReading(updates=10, iteration=1), ClockReading(updates=30, iteration=3)
+    for clock, age in (("updates", 20.0), ("iterations", 2.0)):
+        buffer = make_buffer(clock=clock, decay=ExponentialDecay(tau=4))
+        buffer.add(of_rewards(1), now)
+        buffer.add(of_rewards(1), later)
+        odds = buffer.probabilities(later)
+        assert odds[0] / odds[1] == pytest.approx(np.exp(-age / 4), rel=1e-14)
+        assert buffer.ages(later).tolist() == [age, 0.0]
+
+
+def test_the_half_life_of_a_probability_includes_alpha():
+    buffer = make_buffer(decay=ExponentialDecay(tau=50), alpha=0.6)
+    buffer.add(of_rewards(2), START)
+    buffer.add(of_rewards(2), ClockReading(updates=25))
+    odds = buffer.probabilities(ClockReading(updates=1000))
+    assert odds[0] / odds[1] == pytest.approx(np.exp(-0.6 * 25 / 50), rel=1e-14)
+
+
+def test_entries_with_base_zero_are_never_drawn():
+    buffer = make_buffer(alpha=0.1)
+    buffer.add(of_rewards(0, 1e-30, 0, 5, 0), START)
+    drawn = {int(key) for _ in range(100) for key in buffer.sample(64, START, beta=1.0).ids}
+    assert drawn == {1, 3}
+
+
+def test_an_empty_buffer_has_nothing_to_draw():
+    buffer = make_buffer()
+    assert not buffer.has_mass(START)
+    assert buffer.probabilities(START).tolist() == []
+    with pytest.raises(NothingToDraw, match="none of 0"):
+        buffer.sample(1, START, beta=0.4)
+
+
+def test_zero_rewards_without_eps_leave_nothing_to_draw():
+    buffer = make_buffer()
+    buffer.add(of_rewards(0, 0), START)
+    assert not buffer.has_mass(START)
+    with pytest.raises(NothingToDraw, match="none of 2"):
+        buffer.sample(1, START, beta=0.4)
+    assert buffer.draws() == 0
+    buffer.add(of_rewards(1), START)
+    assert buffer.has_mass(START)
+    assert buffer.sample(1, START, beta=0.4).ids.tolist() == [2]
+
+
+def test_zero_rewards_with_eps_are_drawn_evenly():
+    buffer = make_buffer(priority=AbsoluteReward(), alpha=0.6)
+    buffer.add(of_rewards(0, 0, 0, 0), START)
+    assert buffer.probabilities(START).tolist() == [0.25] * 4
+
+
+def test_a_draw_reports_the_probabilities_weights_and_ages_of_its_moment():
+    buffer = make_buffer(decay=ExponentialDecay(tau=10))
+    buffer.add(of_rewards(4, 1), START)
+    buffer.add(of_rewards(2), ClockReading(updates=3))
+    now = ClockReading(updates=5)
+    draw = buffer.sample(32, now, beta=0.7)
+    every, ages = buffer.probabilities(now), buffer.ages(now)
+    assert draw.probabilities.tolist() == every[draw.ids].tolist()
+    assert draw.ages.tolist() == ages[draw.ids].tolist()
+    weights = (3 * every[draw.ids]) ** -0.7
+    assert draw.weights == pytest.approx(weights / weights.max(), rel=1e-14)
+    assert draw.weights.dtype == draw.probabilities.dtype == draw.ages.dtype == np.float64
+
+
+def test_weights_by_hand():
+    buffer = make_buffer()
+    buffer.add(of_rewards(1, 4, 4, 7), START)
+    draw = buffer.sample(16, START, beta=0.5)
+    # N P = 1/4, 1, 1, 7/4, and each of the slices of 1/16 lies inside one entry, so that all four are drawn.
+    by_id = dict(zip(draw.ids.tolist(), draw.weights.tolist(), strict=True))
+    assert by_id == pytest.approx({0: 1.0, 1: 0.5, 2: 0.5, 3: 7**-0.5}, rel=1e-14)
+    assert np.bincount(draw.ids).tolist() == [1, 4, 4, 7]
+
+
+def test_beta_zero_means_no_correction():
+    buffer = make_buffer()
+    buffer.add(of_rewards(1, 400), START)
+    assert buffer.sample(16, START, beta=0.0).weights.tolist() == [1.0] * 16
+
+
+@pytest.mark.parametrize(("n", "beta", "name"), [(0, 0.4, "n"), (1, -0.1, "beta"), (1, 1.1, "beta")])
+def test_a_bad_request_is_refused(n, beta, name):
+    buffer = make_buffer()
+    buffer.add(of_rewards(1), START)
+    with pytest.raises(ValueError, match=f"^{name} must be"):
+        buffer.sample(n, START, beta)
+
+
+def test_draws_depend_on_seed_and_number_of_the_draw_only():
+    one, same, other = make_buffer(seed=1), make_buffer(seed=1), make_buffer(seed=2)
+    for buffer in (one, same, other):
+        buffer.add(of_rewards(*range(1, 50)), START)
+    first = one.sample(8, START, beta=0.4)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    assert_same_draw(first, same.sample(8, START, beta=0.4))
+    second = one.sample(8, START, beta=0.4)
+    assert one.draws() == 2
+    assert first.ids.tolist() != second.ids.tolist()
+    assert first.ids.tolist() != other.sample(8, START, beta=0.4).ids.tolist()
+
+
+def test_draws_follow_the_probabilities_over_many_batches():
+    buffer = make_buffer(decay=ExponentialDecay(tau=20), alpha=0.6)
+    for update in range(5):
+        buffer.add(of_rewards(0.1 + update, 3.0, 0.0), ClockReading(updates=update))
+    now, batches, n = ClockReading(updates=9), 3000, 8
+    counts = np.zeros(len(buffer))
+    for _ in range(batches):
+        np.add.at(counts, buffer.sample(n, now, beta=0.4).ids, 1)
+    expected = batches * n * buffer.probabilities(now)
+    assert (np.abs(counts - expected) <= 5 * np.sqrt(batches / 2)).all()
+    assert (counts[expected == 0] == 0).all()
+
+
+def test_update_replaces_base_priorities_and_keeps_ages():
+    buffer = make_buffer(decay=ExponentialDecay(tau=10))
+    buffer.add(of_rewards(1, 1, 1), START)
+    now = ClockReading(updates=5)
+    assert buffer.update_priorities([0, 2, 2], [2.0, 9.0, 5.0]) == 0
+    assert buffer.probabilities(now) == pytest.approx([2 / 8, 1 / 8, 5 / 8], rel=1e-14)
+    assert buffer.ages(now).tolist() == [5, 5, 5]
+    buffer.update_priorities([1], [0.0])
+    assert buffer.probabilities(now)[1] == 0
+
+
+def test_update_passes_over_evicted_ids_and_says_how_many():
+    buffer = make_buffer(capacity=2)
+    buffer.add(of_rewards(1, 1), START)
+    buffer.add(of_rewards(1), START)
+    assert buffer.update_priorities([0, 1, 77], [5.0, 3.0, 5.0]) == 2
+    assert buffer.probabilities(START).tolist() == [0.75, 0.25]
+    assert make_buffer().update_priorities([4], [1.0]) == 1
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_a_bad_priority_is_refused_and_nothing_changes(value):
+    buffer = make_buffer()
+    buffer.add(of_rewards(1, 1), START)
+    with pytest.raises(ValueError, match="priority must be finite and at least 0"):
+        buffer.update_priorities([0, 1], [7.0, value])
+    assert buffer.probabilities(START).tolist() == [0.5, 0.5]
+
+
+def test_ids_and_values_of_different_lengths_are_refused():
+    buffer = make_buffer()
+    buffer.add(of_rewards(1, 1), START)
+    with pytest.raises(ValueError, match="one length"):
+        buffer.update_priorities([0, 1], [7.0])
+
+
+def test_observed_freshness_restarts_the_age():
+    buffer = make_buffer(decay=ExponentialDecay(tau=10))
+    buffer.add(of_rewards(1, 1), START)
+    now, later = ClockReading(updates=30), ClockReading(updates=35)
+    assert buffer.observe([0, 9], [-0.5, -1.0], now) == 1
+    assert buffer.ages(later).tolist() == [5, 35]
+    odds = buffer.probabilities(later)
+    assert odds[0] / odds[1] == pytest.approx(np.exp(-0.5 - 0.5) / np.exp(-3.5), rel=1e-14)
+
+
+@pytest.mark.parametrize("value", [0.1, float("nan")])
+def test_freshness_above_one_is_refused(value):
+    buffer = make_buffer()
+    buffer.add(of_rewards(1), START)
+    with pytest.raises(ValueError, match="log_fresh must be at most 0"):
+        buffer.observe([0], [value], START)
+
+
+def test_a_clock_that_runs_backwards_is_refused():
+    buffer = make_buffer()
+    buffer.add(of_rewards(1), ClockReading(updates=5))
+    for use in (
+        lambda now: buffer.add(of_rewards(1), now),
+        lambda now: buffer.sample(1, now, beta=0.4),
+        lambda now: buffer.observe([0], [0.0], now),
+        buffer.probabilities,
+        buffer.prefetch,
+        buffer.ages,
+    ):
+        with pytest.raises(ValueError, match=r"now \(updates\) must be at least 5"):
+            use(ClockReading(updates=4))
+
+
+def test_a_priority_whose_input_is_missing_stops_the_add():
+    buffer = make_buffer(priority=AbsoluteAdvantage())
+    with pytest.raises(ValueError, match="no advantages"):
+        buffer.add([make_trajectory(advantages=(1.0,)), make_trajectory()], START)
+    with pytest.raises(ValueError, match="needs a critic"):
+        make_buffer(priority=TDError()).add([make_trajectory()], START)
+    assert len(buffer) == 0
+
+
+def test_a_reward_that_is_not_a_number_stops_the_add_and_names_the_trajectory():
+    with pytest.raises(ValueError, match=r"AbsoluteReward.* of member 3 of group 7 must be finite"):
+        make_buffer().add([make_trajectory(rewards=(float("nan"),), member=3, group=7)], START)
+
+
+def filled_buffer(**parameters):
+    buffer = make_buffer(capacity=20, decay=ExponentialDecay(tau=3), alpha=0.6, **parameters)
+    for update in range(6):
+        items = [make_trajectory(rewards=(update + 0.1 * k,), images=(b"png",) * k) for k in range(5)]
+        buffer.add(items, ClockReading(updates=update))
+    buffer.sample(4, ClockReading(updates=6), beta=0.4)
+    buffer.update_priorities([11, 12], [0.0, 3.3])
+    buffer.observe([13], [-0.7], ClockReading(updates=6))
+    return buffer
+
+
+def test_sampling_goes_on_exactly_after_a_restart():
+    now, buffer = ClockReading(updates=7), filled_buffer(seed=5)
+    restored = make_buffer(capacity=20, decay=ExponentialDecay(tau=3), alpha=0.6, seed=5)
+    restored.load_state_dict(saved_and_loaded(buffer.state_dict()))
+    assert (restored.draws(), restored.nbytes, len(restored)) == (buffer.draws(), buffer.nbytes, len(buffer))
+    for _ in range(5):
+        assert_same_draw(buffer.sample(8, now, beta=0.4), restored.sample(8, now, beta=0.4))
+    assert buffer.add(of_rewards(1), now).tolist() == restored.add(of_rewards(1), now).tolist() == [30]
+    assert buffer.probabilities(now).tobytes() == restored.probabilities(now).tobytes()
+
+
+def test_a_state_is_equal_to_the_bit_after_a_round_trip():
+    first = filled_buffer().state_dict()
+    restored = make_buffer(capacity=20)
+    restored.load_state_dict(saved_and_loaded(first))
+    second = restored.state_dict()
+    for part in ("columns", "trajectories"):
+        for name, column in first[part].items():
+            same = column == second[part][name]
+            assert same if isinstance(column, list) else _same_bytes(column, second[part][name]), name
+    scalars = ("format_version", "clock", "priority", "next_id", "draws")
+    assert [first[name] for name in scalars] == [second[name] for name in scalars]
+
+
+def _same_bytes(one, other):
+    return one.dtype == other.dtype and one.numpy().tobytes() == other.numpy().tobytes()
+
+
+def test_an_empty_buffer_can_be_saved():
+    restored = filled_buffer()
+    restored.load_state_dict(saved_and_loaded(make_buffer().state_dict()))
+    assert (len(restored), restored.nbytes, restored.draws()) == (0, 0, 0)
+
+
+def test_a_saved_state_does_not_change_with_the_buffer():
+    buffer = make_buffer()
+    buffer.add(of_rewards(1, 1), START)
+    state = buffer.state_dict()
+    buffer.update_priorities([0], [8.0])
+    assert state["columns"]["log_base"].tolist() == [0.0, 0.0]
+    other = make_buffer()
+    other.load_state_dict(state)
+    state["columns"]["log_base"].fill_(7.0)
+    assert other.probabilities(START).tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"clock": "iterations"}, "clock of the saved replay buffer must be 'iterations', not 'updates'"),
+        ({"priority": UniformPriority()}, r"priority of the saved .* must be 'UniformPriority\(\)'"),
+        ({"capacity": 19}, "at most the capacity, 19, not 20"),
+        ({"max_bytes": 100}, "at most max_bytes, 100"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused_and_nothing_changes(parameters, message):
+    buffer = make_buffer(**parameters)
+    with pytest.raises(ValueError, match=message):
+        buffer.load_state_dict(filled_buffer().state_dict())
+    assert len(buffer) == buffer.draws() == 0
+
+
+def test_another_format_version_is_refused():
+    with pytest.raises(ValueError, match="format_version of the saved replay buffer must be 1, not 2"):
+        make_buffer().load_state_dict(make_buffer().state_dict() | {"format_version": 2})
