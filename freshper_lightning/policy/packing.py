@@ -1,7 +1,8 @@
 """Conversations packed into rows without padding between them, and what a loss needs to know about their tokens."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from copy import copy
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch
@@ -63,8 +64,11 @@ class TrajectoryBatch:
 
     def to(self, device: torch.device | str, **kwargs: Any) -> "TrajectoryBatch":
         """The batch with its tensors on ``device``."""
-        tensors = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{k: v.to(device, **kwargs) for k, v in tensors.items() if isinstance(v, Tensor)})
+        moved = copy(self)
+        for name in (f.name for f in fields(self)):
+            value = getattr(self, name)
+            setattr(moved, name, value.to(device, **kwargs) if isinstance(value, Tensor) else value)
+        return moved
 
 
 def pack_rows(lengths: Sequence[int], width: int) -> list[list[int]]:

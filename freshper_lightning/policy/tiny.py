@@ -34,7 +34,7 @@ CONFIGS: dict[Family, Callable[..., PreTrainedConfig]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TinySpec:
     """Architecture of a tiny decoder; the defaults give about one million parameters.
 

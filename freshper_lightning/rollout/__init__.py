@@ -1,0 +1,1 @@
+"""From a policy to trajectories: engines, conversations, collection."""

@@ -41,7 +41,7 @@ class WeightNames:
         return self._groups[id(self.parameters[name])]
 
     def checked(self, named_tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """The same stream, tensor by tensor, detached.
+        """The same stream, tensor by tensor, detached; a tied tensor comes once, under the first name that was given.
 
         Raises:
             ValueError: A name is unknown, a shape differs, or the stream ended before every weight had come.
@@ -53,7 +53,8 @@ class WeightNames:
             if tensor.shape != self.parameters[name].shape:
                 expected = list(self.parameters[name].shape)
                 raise ValueError(f"weight {name!r} must have shape {expected}, not {list(tensor.shape)}")
-            missing.difference_update(self.aliases(name))
-            yield name, tensor.detach()
+            if name in missing:
+                missing.difference_update(self.aliases(name))
+                yield name, tensor.detach()
         if missing:
             raise ValueError(f"no value was given for {', '.join(sorted(missing))}")

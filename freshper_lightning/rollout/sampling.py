@@ -7,6 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+MIN_TEMPERATURE = 0.01
+"""Least temperature above 0; below it vLLM silently samples at this one."""
 GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -38,7 +40,7 @@ class Truncation:
             raise ValueError(f"repetition_penalty must be positive, not {self.repetition_penalty}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SamplingConfig:
     """How replies are sampled; unless ``allow_mismatch`` is set, engine and trainer see one and the same distribution.
 
@@ -62,8 +64,8 @@ class SamplingConfig:
     """Gives up the equality of the engine's and the trainer's log-probabilities."""
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise ValueError(f"temperature must be at least 0, not {self.temperature}")
+        if self.temperature != 0 and self.temperature < MIN_TEMPERATURE:
+            raise ValueError(f"temperature must be 0 or at least {MIN_TEMPERATURE}, not {self.temperature}")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, not {self.max_tokens}")
         neutral = Truncation()

@@ -8,12 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
+from typing_extensions import override
 
 from freshper_lightning.rollout.attention import GROUPED_SDPA
 from freshper_lightning.rollout.checkpoint import WeightNames, stop_token_ids
 from freshper_lightning.rollout.engine import Completion, GenerationRequest, RolloutEngine
 from freshper_lightning.rollout.kv_cache import ConversationCache, KVRows, RowRef, Tokens
-from freshper_lightning.rollout.requests import check_request
+from freshper_lightning.rollout.requests import EngineState, check_request
 from freshper_lightning.rollout.sampling import Truncation
 from freshper_lightning.rollout.token_sampler import SampledTokens
 
@@ -58,16 +59,18 @@ class TransformersEngine(RolloutEngine):
         self._conversations = ConversationCache(kv_cache_mib << 20 if _attends_to_everything(model.config) else 0)
         self._queue: deque[GenerationRequest] = deque()
         self._version = -1
-        self._asleep = self._closed = False
+        self._state = EngineState(self.name)
 
-    def submit(self, request: GenerationRequest) -> None:  # noqa: D102
-        self._require_awake()
+    @override
+    def submit(self, request: GenerationRequest) -> None:
+        self._state.require_ready()
         check_request(request, self._max_model_len, {queued.request_id for queued in self._queue})
         self._queue.append(request)
 
     @torch.inference_mode()
-    def poll(self) -> list[Completion]:  # noqa: D102
-        self._require_awake()
+    @override
+    def poll(self) -> list[Completion]:
+        self._state.require_ready()
         if not self._queue:
             return []
         requests, refs = self._next_batch()
@@ -152,42 +155,40 @@ class TransformersEngine(RolloutEngine):
         return torch.from_numpy(ids).to(self._device), torch.from_numpy(mask).to(self._device)
 
     @torch.no_grad()
-    def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:  # noqa: D102
-        self._require_awake()
-        if self._queue:
-            raise RuntimeError(f"weights cannot change while {len(self._queue)} requests are under way")
-        self._conversations.clear()
-        for name, tensor in self._names.checked(named_tensors):
-            self._names.parameters[name].copy_(tensor)
-        self._version = version
+    @override
+    def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
+        with self._state.loading(len(self._queue)):
+            self._conversations.clear()
+            for name, tensor in self._names.checked(named_tensors):
+                self._names.parameters[name].copy_(tensor)
+            self._version = version
 
     @property
-    def weight_version(self) -> int:  # noqa: D102
+    @override
+    def weight_version(self) -> int:
         return self._version
 
-    def weight_fingerprint(self) -> float:  # noqa: D102
+    @override
+    def weight_fingerprint(self) -> float:
         return float(sum(parameter.abs().double().sum() for parameter in self._model.parameters()))
 
     def sleep(self) -> None:
         """Forget the cached conversations, and move the weights off an accelerator."""
+        self._state.fall_asleep()
         self._conversations.clear()
         self._model.to("cpu")
-        self._asleep = True
 
-    def wake(self) -> None:  # noqa: D102
+    @override
+    def wake(self) -> None:
+        self._state.wake()
         self._model.to(self._device)
-        self._asleep = False
 
-    def close(self) -> None:  # noqa: D102
-        if not self._closed:
-            self._closed = True
+    @override
+    def close(self) -> None:
+        if self._state.close():
             self._queue.clear()
             self._conversations.clear()
             del self._model, self._names
-
-    def _require_awake(self) -> None:
-        if self._closed or self._asleep:
-            raise RuntimeError(f"the {self.name} engine is {'closed' if self._closed else 'asleep'}")
 
 
 def _positions(mask: Tensor) -> Tensor:

@@ -1,0 +1,112 @@
+"""Training batches from demonstrations: the supervised warm start, on the same loop as everything else."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from lightning import LightningDataModule
+from transformers import AutoTokenizer
+
+from datamodules.loader import IterationLoader
+from freshper_lightning.policy.module import PolicyModule
+from freshper_lightning.policy.packing import TrajectoryBatch, collate
+from freshper_lightning.rollout.conversation import ChatFormat, Conversation
+from freshper_lightning.rollout.seeds import stable_hash
+from freshper_lightning.trajectory import Transcript
+
+Demonstrate = Callable[..., list[tuple[str, str]]]
+"""``demonstrate(seed, **arguments)``: the user message and the reply of each turn of one episode."""
+
+
+class DemonstrationsDataModule(LightningDataModule):
+    """One iteration is one pass over ``episodes`` demonstrations, in an order of its own.
+
+    A demonstration is built as a rollout is: prompt and later user turns from the chat template, replies ended by the
+    end token, and only the replies are trained on.
+    """
+
+    def __init__(
+        self,
+        demonstrate: Demonstrate,
+        arguments: dict[str, Any] | None = None,
+        episodes: int = 2048,
+        batch_size: int = 64,
+        seed: int = 0,
+    ) -> None:
+        """Keep the settings; demonstrations are played in :meth:`setup`.
+
+        Args:
+            demonstrate: Import path of a function that plays one episode from a seed.
+            arguments: Further arguments of that function.
+            episodes: Demonstrations.
+            batch_size: Demonstrations per optimizer batch, over all ranks and micro-batches.
+            seed: Seed of instances and of the order.
+        """
+        super().__init__()
+        if batch_size < 1 or episodes % batch_size:
+            raise ValueError(f"data.batch_size={batch_size} must divide data.episodes={episodes}")
+        self.demonstrate, self.arguments = demonstrate, arguments or {}
+        self.episodes, self.batch_size, self.seed = episodes, batch_size, seed
+        self.demonstrations: list[Transcript] = []
+        self._loader = IterationLoader(self)
+
+    def setup(self, stage: str) -> None:
+        """Play and tokenise the demonstrations."""
+        if stage != "fit" or self.demonstrations:
+            return
+        assert self.trainer is not None
+        module = self.trainer.lightning_module
+        assert isinstance(module, PolicyModule)
+        chat = ChatFormat(AutoTokenizer.from_pretrained(module.path))
+        self.demonstrations = [self._episode(chat, number) for number in range(self.episodes)]
+
+    def _episode(self, chat: ChatFormat, number: int) -> Transcript:
+        instance = stable_hash("demonstration instance", self.seed, number)
+        turns = self.demonstrate(instance, **self.arguments)
+        conversation = Conversation(chat, turns[0][0])
+        for index, (user, reply) in enumerate(turns):
+            if index > 0:
+                conversation.add_user(user)
+            conversation.add_reply(chat.reply_ids(reply))
+        return Transcript(
+            token_ids=torch.tensor(conversation.token_ids, dtype=torch.int32),
+            turns=torch.tensor(conversation.turns, dtype=torch.int32),
+        )
+
+    @property
+    def updates_per_iteration(self) -> int:
+        """Optimizer batches in one pass."""
+        return self.episodes // self.batch_size
+
+    @property
+    def micro_batches(self) -> int:
+        """M: micro-batches per optimizer batch."""
+        return self.trainer.accumulate_grad_batches if self.trainer is not None else 1
+
+    def optimizer_batch(self, update: int) -> list[TrajectoryBatch]:
+        """This rank's part of the ``update``-th batch of the pass, as micro-batches."""
+        assert self.trainer is not None
+        key = stable_hash("demonstration order", self.seed, self.trainer.current_epoch)
+        order = np.random.default_rng(key).permutation(self.episodes)
+        members = np.split(order, self.updates_per_iteration)[update]
+        tokens = float(sum(self.demonstrations[index].num_sampled for index in members))
+        micro_batches = []
+        mine = np.array_split(members, self.trainer.world_size)[self.trainer.global_rank]
+        for part in np.array_split(mine, self.micro_batches):
+            batch = collate([self.demonstrations[index] for index in part], phase="demonstration")
+            batch.total_tokens, batch.total_sequences = tokens, float(self.batch_size)
+            micro_batches.append(batch)
+        return micro_batches
+
+    def train_dataloader(self) -> IterationLoader:
+        """The one loader of the run."""
+        return self._loader
+
+    def val_dataloader(self) -> list[int]:
+        """One dummy batch for `validate`, none during fit: EvaluationCallback plays the episodes."""
+        return [0] if self.trainer is not None and self.trainer.validating else []
+
+    def test_dataloader(self) -> list[int]:
+        """One dummy batch: EvaluationCallback plays the episodes."""
+        return [0]

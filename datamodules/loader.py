@@ -1,0 +1,67 @@
+"""A loader that asks for one optimizer batch after another, never ahead, and resumes in the middle of an iteration."""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from freshper_lightning.policy.packing import TrajectoryBatch
+
+
+class BatchSource(Protocol):
+    """Where the micro-batches of an iteration come from; the number of batches never changes during a run."""
+
+    @property
+    def updates_per_iteration(self) -> int:
+        """Optimizer batches per iteration."""
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches per optimizer batch."""
+
+    def optimizer_batch(self, update: int) -> list[TrajectoryBatch]:
+        """The micro-batches of the iteration's ``update``-th optimizer batch, on this rank."""
+
+
+class IterationLoader:
+    """The micro-batches of one iteration after another.
+
+    It has a length because Lightning reads ahead from a loader without one, which would draw from the buffer before
+    the first rollout. A position is saved between optimizer batches only.
+    """
+
+    def __init__(self, source: BatchSource) -> None:
+        self._source = source
+        self._position = 0
+        self._start = 0
+
+    def __len__(self) -> int:
+        return self._source.updates_per_iteration * self._source.micro_batches
+
+    def __iter__(self) -> Iterator[TrajectoryBatch]:
+        # The body runs at the first batch that is asked for, not when Lightning calls iter() ahead of the rollout.
+        first, self._start = self._start, 0
+        self._position = first
+        for update in range(first // self._source.micro_batches, self._source.updates_per_iteration):
+            for batch in self._source.optimizer_batch(update):
+                self._position += 1
+                batch.ends_iteration = self._position == len(self)
+                yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        """Where in the iteration the loader is, in micro-batches."""
+        return {"position": self._position, "micro_batches": self._source.micro_batches}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Go on at a saved position.
+
+        Raises:
+            ValueError: The position is inside an optimizer batch, or was counted in micro-batches of another number.
+        """
+        position, saved = state_dict["position"], state_dict["micro_batches"]
+        if saved != self._source.micro_batches:
+            raise ValueError(
+                f"trainer.accumulate_grad_batches={self._source.micro_batches}, but the checkpoint was written with"
+                f" {saved}; resume with the same number"
+            )
+        if position % saved:
+            raise ValueError(f"the checkpoint lies inside an optimizer batch (micro-batch {position} of {saved})")
+        self._start = position % len(self)

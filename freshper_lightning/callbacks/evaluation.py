@@ -1,0 +1,125 @@
+"""Held-out evaluation: fit, validate and test play the same instances through the same path."""
+
+from typing import Any, Literal, get_args
+
+from lightning import Callback, LightningModule, Trainer
+
+from freshper_lightning.callbacks.metrics import log_scalars
+from freshper_lightning.callbacks.parts import callback_of, policy_module, summing
+from freshper_lightning.callbacks.progress import LoopProgress
+from freshper_lightning.callbacks.rollout import RolloutCallback, summarize
+from freshper_lightning.rollout.collector import Collection
+from freshper_lightning.rollout.episode import EpisodePlan
+from freshper_lightning.rollout.seeds import evaluation_instance_seed
+
+Mode = Literal["sampled", "greedy"]
+"""Decoding: at the training temperature, or the most likely token."""
+
+LOGGED = ("return", "success", "turns", "valid_actions")
+
+
+class EvaluationCallback(Callback):
+    """Plays fixed instances that are never trained on, whatever the seed of the run.
+
+    Instances and samples depend on ``instances`` and the episode's number alone; training instances come from another
+    domain of the hash.
+    """
+
+    def __init__(
+        self,
+        episodes: int = 512,
+        every_n_iterations: int | None = None,
+        at_start: bool = True,
+        modes: list[Mode] | None = None,
+        instances: int = 0,
+    ) -> None:
+        """Keep the settings.
+
+        Args:
+            episodes: Held-out instances, each played once per mode.
+            every_n_iterations: Iterations between evaluations during fit; the end of fit is always evaluated.
+            at_start: Whether to evaluate before the first update.
+            modes: ``sampled``, ``greedy`` or both (default).
+            instances: Names the set of instances; not the seed of the run.
+        """
+        self.modes: list[Mode] = ["sampled", "greedy"] if modes is None else modes
+        if episodes < 1:
+            raise ValueError(f"evaluation.episodes={episodes} must be at least 1")
+        if every_n_iterations is not None and every_n_iterations < 1:
+            raise ValueError(f"evaluation.every_n_iterations={every_n_iterations} must be at least 1, or null")
+        if not self.modes or any(mode not in get_args(Mode) for mode in self.modes):
+            raise ValueError(f"evaluation.modes={self.modes} must be a list of {', '.join(get_args(Mode))}")
+        self.episodes, self.every_n_iterations = episodes, every_n_iterations
+        self.at_start, self.instances = at_start, instances
+        self.first: dict[str, float] = {}
+        """Metrics of the evaluation before the first update."""
+        self.latest: dict[str, float] = {}
+        """Metrics of the newest evaluation."""
+
+    def evaluate(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
+        """Play all held-out instances in every mode with the present weights; logs and returns the metrics."""
+        rollout = callback_of(trainer, RolloutCallback)
+        metrics: dict[str, float] = {}
+        for mode in self.modes:
+            summary = summarize(self._play(trainer, pl_module, rollout, mode), summing(trainer))
+            metrics.update({f"evaluation/{mode}/{name}": summary[name] for name in LOGGED})
+        log_scalars(trainer, metrics | _steps(rollout), rollout.clock.updates)
+        self.latest = metrics
+        return metrics
+
+    def _play(self, trainer: Trainer, module: LightningModule, rollout: RolloutCallback, mode: Mode) -> Collection:
+        collector = rollout.collector(trainer, policy_module(module))
+        plans = self._plans(trainer.global_rank, trainer.world_size)
+        temperature = 0.0 if mode == "greedy" else None
+        bar = trainer.progress_bar_callback
+        if not isinstance(bar, LoopProgress):
+            return collector.collect(plans, born=rollout.clock, temperature=temperature)
+        with bar.phase(f"Evaluation ({mode})", total=len(plans)) as finished:
+            return collector.collect(plans, born=rollout.clock, temperature=temperature, progress=finished)
+
+    def _plans(self, rank: int, world_size: int) -> list[EpisodePlan]:
+        return [
+            EpisodePlan(
+                group=episode,
+                member=0,
+                instance_seed=evaluation_instance_seed(self.instances, episode),
+                sampling_key=(self.instances, episode),
+            )
+            for episode in range(rank, self.episodes, world_size)
+        ]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Evaluate before the first update of a run that is not resumed."""
+        if self.at_start and trainer.global_step == 0:
+            self.first = self.evaluate(trainer, pl_module)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Evaluate when an iteration is over, ahead of ModelCheckpoint, so that a resumed run misses none."""
+        if not batch.ends_iteration:
+            return
+        iteration = trainer.current_epoch + 1
+        due = self.every_n_iterations is not None and iteration % self.every_n_iterations == 0
+        if due or iteration == trainer.max_epochs:
+            pl_module.log_dict(self.evaluate(trainer, pl_module), logger=False)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """`freshper validate`."""
+        pl_module.log_dict(self.evaluate(trainer, pl_module), logger=False)
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """`freshper test`."""
+        pl_module.log_dict(self.evaluate(trainer, pl_module), logger=False)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The first and the newest metrics."""
+        return {"first": self.first, "latest": self.latest}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self.first, self.latest = state_dict["first"], state_dict["latest"]
+
+
+def _steps(rollout: RolloutCallback) -> dict[str, float]:
+    return {"evaluation/environment_steps": float(rollout.environment_steps)}

@@ -1,0 +1,59 @@
+"""Weighted means over the updates of an iteration, and how they reach the loggers."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from lightning import Trainer
+from torch import Tensor
+from torchmetrics import MeanMetric
+
+
+class MetricBank:
+    """Means by name since the last flush; a value with weight 0 keeps its name alive on every rank.
+
+    The state is plain tensors, so that a run that is resumed inside an iteration reports what the uninterrupted one
+    would have reported.
+    """
+
+    def __init__(self) -> None:
+        self._means: dict[str, MeanMetric] = {}
+
+    def update(self, name: str, value: Tensor | float, weight: Tensor | float = 1.0) -> None:
+        """Count ``value`` (scalar, or a tensor of equally weighted values) towards the mean of ``name``."""
+        values = torch.as_tensor(value, dtype=torch.float64).detach().cpu()
+        weights = torch.as_tensor(weight, dtype=torch.float64).detach().cpu()
+        self._mean(name).update(values, weights.expand_as(values))
+
+    def _mean(self, name: str) -> MeanMetric:
+        if name not in self._means:
+            self._means[name] = MeanMetric(nan_strategy="error")
+            self._means[name].set_dtype(torch.float64)
+        return self._means[name]
+
+    def flush(self) -> dict[str, float]:
+        """The means over all ranks (a collective there), without those that nothing counted towards; starts anew."""
+        results = {}
+        for name in sorted(self._means):
+            value = float(self._means[name].compute())
+            if not math.isnan(value):
+                results[name] = value
+        self._means.clear()
+        return results
+
+    def state_dict(self) -> dict[str, list[float]]:
+        """Sum of values and sum of weights by name."""
+        return {name: [float(m.mean_value), float(m.weight)] for name, m in self._means.items()}
+
+    def load_state_dict(self, state: Mapping[str, list[float]]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self._means.clear()
+        for name, (total, weight) in state.items():
+            mean = self._mean(name)
+            mean.mean_value, mean.weight = torch.tensor(total).double(), torch.tensor(weight).double()
+
+
+def log_scalars(trainer: Trainer, metrics: Mapping[str, float], step: int) -> None:
+    """Write scalars to every logger of the trainer at ``step``, counted in applied optimizer updates."""
+    for logger in trainer.loggers:
+        logger.log_metrics(dict(metrics), step=step)

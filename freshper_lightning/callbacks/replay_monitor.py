@@ -1,0 +1,165 @@
+"""What the updates and the replay buffer did in an iteration, for the loggers."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from lightning import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from datamodules.replay import ReplayDataModule
+from freshper_lightning.algorithms.ess import effective_batch_size, ess_ratio, ess_ratio_by_age, sequence_log_weights
+from freshper_lightning.callbacks.metrics import MetricBank, log_scalars
+from freshper_lightning.callbacks.parts import callback_of, policy_module, replay_data, summary_writers
+from freshper_lightning.callbacks.rollout import RolloutCallback
+from freshper_lightning.policy.module import StepObservation
+from freshper_lightning.policy.packing import TrajectoryBatch
+
+AGE_EDGES = (1.0, 10.0, 30.0, 100.0, 300.0)
+"""Borders of the age buckets, in units of the buffer's clock."""
+
+RENAMED = {"clipped": "clip_share"}
+
+
+@dataclass(slots=True)
+class _OptimizerBatch:
+    """What the micro-batches of one optimizer batch have shown so far."""
+
+    loss: float = 0.0
+    tokens: dict[str, list[Tensor]] = field(default_factory=dict)
+    sequence_log_ratios: list[Tensor] = field(default_factory=list)
+    token_ages: list[Tensor] = field(default_factory=list)
+    ages: list[Tensor] = field(default_factory=list)
+    advantages: list[Tensor] = field(default_factory=list)
+
+    def add(self, batch: TrajectoryBatch, observation: StepObservation) -> None:
+        self.loss += float(observation.loss)
+        if batch.is_filler:
+            return
+        for name, values in observation.token_metrics.items():
+            self.tokens.setdefault(name, []).append(values.detach().cpu())
+        segments, ages = batch.segments.cpu(), batch.ages.cpu()
+        if "log_ratio" in observation.token_metrics:
+            log_ratio = observation.token_metrics["log_ratio"].cpu()
+            self.sequence_log_ratios.append(sequence_log_weights(log_ratio, segments, len(ages)))
+            self.token_ages.append(ages[segments])
+            self.ages.append(ages)
+        if batch.advantages is not None:
+            first = torch.zeros(len(ages)).index_add_(0, segments, batch.advantages.abs().cpu())
+            self.advantages.append(first)
+
+
+class ReplayMonitor(Callback):
+    """Means over an iteration's updates, split by fresh and replayed data; written once the iteration is over.
+
+    Every value is at ``x`` = applied optimizer updates. The state is part of the checkpoint, so that an iteration
+    that was interrupted is reported as if it had not been.
+    """
+
+    def __init__(self) -> None:
+        self.bank = MetricBank()
+        self.skipped = 0
+        """Updates so far that left the policy unchanged."""
+        self.trained = {"fresh": 0, "replay": 0, "demonstration": 0}
+        """Trajectories trained on so far (with repetition), over all ranks."""
+        self._current = _OptimizerBatch()
+        self._started = 0.0
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Start the clock of the update."""
+        self._started = time.perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: TrajectoryBatch, batch_idx: int
+    ) -> None:
+        """Count a micro-batch; at the end of an optimizer batch its means, at the end of an iteration the log."""
+        self.bank.update("time/update", time.perf_counter() - self._started)
+        self._current.add(batch, outputs["observation"])
+        if (batch_idx + 1) % trainer.accumulate_grad_batches:
+            return
+        self._count(trainer, pl_module, batch)
+        self._current = _OptimizerBatch()
+        if batch.ends_iteration:
+            self._log(trainer, pl_module)
+
+    def _count(self, trainer: Trainer, pl_module: LightningModule, batch: TrajectoryBatch) -> None:
+        module, current, prefix = policy_module(pl_module), self._current, f"update/{batch.phase}"
+        if not module.applied:
+            self.skipped += 1
+            return
+        self.trained[batch.phase] += int(batch.total_sequences)
+        self.bank.update(f"{prefix}/loss", current.loss * trainer.world_size)
+        if module.gradient_norm is not None:
+            self.bank.update(f"{prefix}/gradient_norm", module.gradient_norm)
+        for name, pieces in current.tokens.items():
+            self.bank.update(f"{prefix}/{RENAMED.get(name, name)}", torch.cat(pieces))
+        if current.sequence_log_ratios:
+            self._count_effective_size(current, prefix)
+        data = replay_data(trainer)
+        if batch.phase == "replay" and data is not None:
+            self._count_draw(data, torch.cat(current.advantages))
+
+    def _count_effective_size(self, current: _OptimizerBatch, prefix: str) -> None:
+        """ESS of the behavior weights over their number: of tokens and of whole trajectories, and by age."""
+        weights = {
+            "token": (torch.cat(current.tokens["log_ratio"]), torch.cat(current.token_ages)),
+            "sequence": (torch.cat(current.sequence_log_ratios), torch.cat(current.ages)),
+        }
+        for level, (log_weights, ages) in weights.items():
+            self.bank.update(f"{prefix}/ess_{level}", ess_ratio(log_weights))
+            for bucket, ratio in ess_ratio_by_age(log_weights, ages, AGE_EDGES).items():
+                missing = ratio != ratio
+                self.bank.update(f"ess_by_age/{level}/{bucket}", 0.0 if missing else ratio, 0.0 if missing else 1.0)
+
+    def _count_draw(self, data: ReplayDataModule, advantages: Tensor) -> None:
+        draw = data.last_draw
+        if draw is None:
+            return
+        ids, weights = torch.from_numpy(draw.ids), torch.from_numpy(draw.weights)
+        self.bank.update("replay/age_drawn", torch.from_numpy(draw.ages.astype(np.float64)))
+        self.bank.update("replay/nonzero_advantages", (advantages > 0).double())
+        self.bank.update("replay/duplicates", 1.0 - len(torch.unique(ids)) / len(ids))
+        self.bank.update("replay/effective_draw", effective_batch_size(weights, ids))
+        self.bank.update("replay/importance_weight", weights)
+        self.bank.update("replay/beta", data.current_beta())
+
+    def _log(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        rollout = callback_of(trainer, RolloutCallback)
+        metrics = self.bank.flush()
+        metrics["update/learning_rate"] = float(trainer.optimizers[0].param_groups[0]["lr"])
+        data = replay_data(trainer)
+        if data is not None:
+            metrics |= self._buffer_metrics(trainer, data, rollout)
+        log_scalars(trainer, metrics, rollout.clock.updates)
+        shown = {k.split("/")[-1]: v for k, v in metrics.items() if k.endswith(("fresh/loss", "replay/ess_token"))}
+        pl_module.log_dict(shown, prog_bar=True, logger=False)
+
+    def _buffer_metrics(self, trainer: Trainer, data: ReplayDataModule, rollout: RolloutCallback) -> dict[str, float]:
+        buffer = data.buffer
+        ages, probabilities = buffer.ages(rollout.clock), buffer.probabilities(rollout.clock)
+        drawable = probabilities[probabilities > 0]
+        for writer in summary_writers(trainer) if len(drawable) else ():
+            ratio = np.log10(drawable * len(probabilities))
+            writer.add_histogram("replay/log10_probability_over_uniform", ratio, rollout.clock.updates)
+        seen = sum(self.trained.values())
+        metrics = {
+            "replay/size": float(len(buffer)),
+            "replay/bytes": float(buffer.nbytes),
+            "replay/age_buffer": float(ages.mean()) if len(ages) else 0.0,
+            "replay/skipped": float(self.skipped),
+            "replay/share_of_training": self.trained["replay"] / max(seen, 1),
+            "time/sample": data.seconds_sampling,
+        }
+        data.seconds_sampling = 0.0
+        return metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counts so far and the means of the iteration under way."""
+        return {"bank": self.bank.state_dict(), "skipped": self.skipped, "trained": dict(self.trained)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self.bank.load_state_dict(state_dict["bank"])
+        self.skipped, self.trained = state_dict["skipped"], dict(state_dict["trained"])

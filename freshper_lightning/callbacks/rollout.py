@@ -1,0 +1,224 @@
+"""Alternates rollouts and updates: collects at the start of an iteration, keeps the clock, feeds observations back."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from lightning import Callback, LightningModule, Trainer
+from torch import Tensor
+from transformers import AutoTokenizer
+
+from freshper_lightning.callbacks.checks import check_configuration
+from freshper_lightning.callbacks.metrics import log_scalars
+from freshper_lightning.callbacks.parts import policy_module, replay_data, summary_writers, summing
+from freshper_lightning.callbacks.progress import LoopProgress
+from freshper_lightning.policy.module import PolicyModule
+from freshper_lightning.rollout.collector import Collection, Collector, EnvironmentConfig
+from freshper_lightning.rollout.conversation import ChatFormat, History
+from freshper_lightning.rollout.engine import RolloutEngine
+from freshper_lightning.rollout.episode import EpisodePlan
+from freshper_lightning.rollout.factory import EngineConfig, build_engine
+from freshper_lightning.rollout.sampling import SamplingConfig
+from freshper_lightning.rollout.seeds import training_instance_seed
+from freshper_lightning.trajectory import ClockReading
+
+
+class RolloutCallback(Callback):
+    """Every iteration: newest weights to the engine, whole groups from it, advantages once, all into the buffer.
+
+    The clock counts applied updates and rollout phases; it moves after an update, before any checkpoint of it is
+    written. Rollouts are a function of weights, seed and clock alone.
+    """
+
+    def __init__(
+        self,
+        environment: EnvironmentConfig,
+        engine: EngineConfig = EngineConfig(),
+        sampling: SamplingConfig = SamplingConfig(),
+        groups: int = 16,
+        group_size: int = 8,
+        format_penalty: float = 0.0,
+        max_failure_share: float = 0.1,
+        history: History = "strict",
+        seed: int = 0,
+    ) -> None:
+        """Keep the settings; the engine starts when the trainer does.
+
+        Args:
+            environment: What is played.
+            engine: What samples the replies.
+            sampling: How replies are sampled for training.
+            groups: Instances per iteration, over all ranks.
+            group_size: Episodes per instance.
+            format_penalty: Added to the training return for each reply that the environment cannot parse; at most 0.
+            max_failure_share: Share of an iteration's episodes that may be lost to failing environments.
+            history: ``verbatim`` keeps earlier replies as sampled where the chat template would rewrite them.
+            seed: Seed of instances and samples.
+        """
+        for key, value in {"groups": groups, "group_size": group_size}.items():
+            if value < 1:
+                raise ValueError(f"rollout.{key}={value} must be at least 1")
+        if format_penalty > 0:
+            raise ValueError(f"rollout.format_penalty={format_penalty} must be at most 0")
+        if not 0 <= max_failure_share < 1:
+            raise ValueError(f"rollout.max_failure_share={max_failure_share} must be in [0, 1)")
+        self.environment = environment
+        self.engine_config = engine
+        self.sampling = sampling
+        self.groups, self.group_size = groups, group_size
+        self.format_penalty, self.max_failure_share = format_penalty, max_failure_share
+        self.history = history
+        self.seed = seed
+        self.clock = ClockReading()
+        self.environment_steps = 0
+        self.engine: RolloutEngine | None = None
+        self._collector: Collector | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuse what cannot work, before a model is loaded."""
+        module = policy_module(pl_module)
+        check_configuration(trainer, module, self)
+        data = replay_data(trainer)
+        if data is not None:
+            data.bind(self.groups * self.group_size, lambda: self.clock)
+
+    def collector(self, trainer: Trainer, module: PolicyModule) -> Collector:
+        """The collector over this rank's engine, which holds the policy's present weights on return.
+
+        The engine is made at the first call, after the trainer's process group exists; a collective.
+        """
+        if self._collector is None:
+            seed = self.seed + trainer.global_rank
+            self.engine = build_engine(self.engine_config, self.sampling, module.path, seed, module.device)
+            self._collector = Collector(
+                engine=self.engine,
+                chat=ChatFormat(AutoTokenizer.from_pretrained(module.path), history=self.history),
+                environment=self.environment,
+                sampling=self.sampling,
+                format_penalty=self.format_penalty,
+                max_failure_share=self.max_failure_share,
+                max_context=self.engine_config.max_model_len,
+            )
+        assert self.engine is not None
+        if self.engine.weight_version != self.clock.updates:
+            start = time.perf_counter()
+            self.engine.load_weights(module.policy.checkpoint_tensors(), version=self.clock.updates)
+            log_scalars(trainer, {"time/sync": time.perf_counter() - start}, self.clock.updates)
+        return self._collector
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin an iteration; not called when a run resumes in the middle of one."""
+        data = replay_data(trainer)
+        if data is None:
+            return
+        module = policy_module(pl_module)
+        self.clock = replace(self.clock, iteration=self.clock.iteration + 1)
+        start = time.perf_counter()
+        collection = self._collect(trainer, module)
+        trajectories = module.algorithm.advantages(collection.trajectories, summing(trainer))
+        data.add_fresh(trajectories)
+        steps = torch.tensor(float(collection.num_env_steps), dtype=torch.float64)
+        self.environment_steps += int(summing(trainer)(steps))
+        self._log(trainer, module, collection, time.perf_counter() - start)
+
+    def _collect(self, trainer: Trainer, module: PolicyModule) -> Collection:
+        collector = self.collector(trainer, module)
+        plans = self._plans(trainer.global_rank, trainer.world_size)
+        bar = trainer.progress_bar_callback
+        if not isinstance(bar, LoopProgress):
+            return collector.collect(plans, born=self.clock)
+        with bar.phase(f"Rollout {self.clock.iteration}", total=len(plans)) as finished:
+            return collector.collect(plans, born=self.clock, progress=finished)
+
+    def _plans(self, rank: int, world_size: int) -> list[EpisodePlan]:
+        """This rank's episodes; groups are whole on one rank and named by iteration and place."""
+        plans = []
+        for group in range(rank * self.groups // world_size, (rank + 1) * self.groups // world_size):
+            instance = training_instance_seed(self.seed, self.clock.iteration, group)
+            for member in range(self.group_size):
+                key = (self.seed, self.clock.iteration, group, member)
+                name = (self.clock.iteration - 1) * self.groups + group
+                plans.append(EpisodePlan(group=name, member=member, instance_seed=instance, sampling_key=key))
+        return plans
+
+    def _log(self, trainer: Trainer, module: PolicyModule, collection: Collection, seconds: float) -> None:
+        metrics = {f"rollout/{k}": v for k, v in summarize(collection, summing(trainer)).items()}
+        metrics["rollout/environment_steps"] = float(self.environment_steps)
+        metrics["time/rollout"] = seconds
+        log_scalars(trainer, metrics, self.clock.updates)
+        module.log_dict(
+            {"return": metrics["rollout/return"], "success": metrics["rollout/success"]}, prog_bar=True, logger=False
+        )
+        text = "\n".join("    " + line for line in collection.transcript.splitlines())
+        for writer in summary_writers(trainer):
+            writer.add_text("rollout/conversation", text, self.clock.updates)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Advance the clock after an applied update and ask for the next draw's snapshot."""
+        module = policy_module(pl_module)
+        if (batch_idx + 1) % trainer.accumulate_grad_batches:
+            return
+        if module.applied:
+            self.clock = replace(self.clock, updates=self.clock.updates + 1)
+        data = replay_data(trainer)
+        if data is not None:
+            data.buffer.prefetch(self.clock)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Close the engine, after everything that could still need its process group."""
+        if self.engine is not None:
+            self.engine.close()
+        self.engine = self._collector = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The clock and the environment steps so far."""
+        return {
+            "updates": self.clock.updates,
+            "iteration": self.clock.iteration,
+            "environment_steps": self.environment_steps,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self.clock = ClockReading(updates=state_dict["updates"], iteration=state_dict["iteration"])
+        self.environment_steps = state_dict["environment_steps"]
+
+
+def summarize(collection: Collection, total: Callable[[Tensor], Tensor]) -> dict[str, float]:
+    """Means over the episodes of all ranks; ``total`` sums a float64 tensor over ranks.
+
+    ``success`` counts only episodes whose environment gives a verdict, and is 0 where none does.
+    """
+    episodes = collection.trajectories
+    sums = [
+        float(len(episodes)),
+        sum(t.episode_return for t in episodes),
+        float(sum(t.success is True for t in episodes)),
+        float(sum(t.success is not None for t in episodes)),
+        float(sum(t.num_turns for t in episodes)),
+        float(sum(t.num_sampled for t in episodes)),
+        float(sum(t.num_tokens for t in episodes)),
+        float(sum(t.invalid_turns for t in episodes)),
+        float(sum(t.truncated for t in episodes)),
+        float(len(collection.failures)),
+        collection.num_sampled_tokens / max(collection.seconds_generating, 1e-9),
+    ]
+    count, returns, successes, verdicts, turns, sampled, tokens, invalid, truncated, failures, speed = total(
+        torch.tensor(sums, dtype=torch.float64)
+    ).tolist()
+    count, verdicts = max(count, 1.0), max(verdicts, 1.0)
+    return {
+        "return": returns / count,
+        "success": successes / verdicts,
+        "turns": turns / count,
+        "sampled_tokens": sampled / count,
+        "length": tokens / count,
+        "valid_actions": 1.0 - invalid / max(turns, 1.0),
+        "truncated": truncated / count,
+        "failures": failures,
+        "engine_tokens_per_second": speed,
+    }

@@ -1,0 +1,121 @@
+"""`freshper`: LightningCLI for fit, validate and test, and a few commands around it."""
+
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jsonargparse
+from lightning import LightningDataModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.plugins.io import CheckpointIO
+
+from datamodules.demonstrations import DemonstrationsDataModule
+from datamodules.replay import ReplayDataModule
+from freshper_lightning import commands
+from freshper_lightning.callbacks.evaluation import EvaluationCallback
+from freshper_lightning.callbacks.progress import LoopProgress
+from freshper_lightning.callbacks.replay_monitor import ReplayMonitor
+from freshper_lightning.callbacks.report import Report
+from freshper_lightning.callbacks.rollout import RolloutCallback
+from freshper_lightning.checkpoint import ReplayCheckpointIO
+from freshper_lightning.errors import ConfigurationError
+from freshper_lightning.policy.module import PolicyModule
+from freshper_lightning.strategies import FSDP2Strategy
+
+__all__ = ["DemonstrationsDataModule", "FSDP2Strategy", "FreshperCLI", "ReplayDataModule", "main"]
+
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "export": commands.export,
+    "tiny": commands.tiny,
+}
+"""Subcommands beside those of LightningCLI."""
+
+
+class FreshperCLI(LightningCLI):
+    """Every part of a run is one group of keys: model, data, rollout, evaluation, checkpoint, report, trainer."""
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """The methods of Trainer that are offered, and the arguments of theirs that are not."""
+        return {
+            "fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule", "weights_only"},
+            "validate": {"model", "dataloaders", "datamodule", "weights_only"},
+            "test": {"model", "dataloaders", "datamodule", "weights_only"},
+        }
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the callbacks that every run has, and tie together what must be equal."""
+        parser.add_lightning_class_args(RolloutCallback, "rollout")
+        parser.add_lightning_class_args(EvaluationCallback, "evaluation")
+        parser.add_lightning_class_args(LoopProgress, "progress")
+        parser.add_lightning_class_args(Report, "report")
+        parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
+        parser.set_defaults({"checkpoint.save_last": True, "checkpoint.save_on_train_epoch_end": False})
+        parser.link_arguments("seed_everything", "rollout.seed", compute_fn=int)
+        parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=int)
+        parser.link_arguments("rollout.sampling.temperature", "model.temperature")
+
+    def instantiate_classes(self) -> None:
+        """Make the parts; a value that a part refuses ends the command with the part's own sentence."""
+        try:
+            super().instantiate_classes()
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from error
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Make the trainer; checkpoints are written by ReplayCheckpointIO unless the user names another plugin."""
+        plugins = self._get(self.config_init, "trainer").get("plugins") or []
+        plugins = plugins if isinstance(plugins, list) else [plugins]
+        if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+            plugins = [*plugins, ReplayCheckpointIO()]
+        return super().instantiate_trainer(plugins=plugins, **kwargs)
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the command line ``args`` (the process's own by default)."""
+    arguments = sys.argv[1:] if args is None else list(args)
+    _quiet()
+    try:
+        if arguments and arguments[0] in COMMANDS:
+            jsonargparse.auto_cli(COMMANDS[arguments[0]], args=arguments[1:], prog=f"freshper {arguments[0]}", as_positional=False)
+        else:
+            _run_lightning(arguments)
+    except ConfigurationError as error:
+        sys.exit(f"freshper: error: {error}")
+
+
+def _run_lightning(arguments: list[str]) -> None:
+    parser = {"parser_mode": "omegaconf", "default_env": True}
+    FreshperCLI(
+        PolicyModule,
+        LightningDataModule,
+        subclass_mode_data=True,
+        save_config_callback=SaveConfigCallback,
+        save_config_kwargs={"overwrite": True},
+        trainer_defaults={
+            "callbacks": [ReplayMonitor()],
+            "use_distributed_sampler": False,
+            "num_sanity_val_steps": 0,
+            "log_every_n_steps": 1,
+        },
+        seed_everything_default=0,
+        parser_kwargs={**parser, "prog": "freshper", "env_prefix": "FRESHPER", **_per_subcommand(parser)},
+        auto_configure_optimizers=False,
+        load_from_checkpoint_support=False,
+        args=arguments,
+    )
+
+
+def _per_subcommand(parser: dict[str, Any]) -> dict[str, Any]:
+    return {name: dict(parser) for name in FreshperCLI.subcommands()}
+
+
+def _quiet() -> None:
+    """Messages of ours from INFO on, and none of Lightning's hints about what is done here on purpose."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("freshper_lightning").setLevel(logging.INFO)
+    for hint in (".*does not have many workers.*", ".*`val_dataloader`.*", ".*LeafSpec.*", ".*litlogger.*"):
+        warnings.filterwarnings("ignore", message=hint)

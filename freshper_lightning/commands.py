@@ -1,0 +1,43 @@
+"""Commands beside training: building models and writing them out."""
+
+from pathlib import Path
+
+import torch
+
+from freshper_lightning.errors import ConfigurationError
+from freshper_lightning.policy.module import export_policy
+from freshper_lightning.policy.net import PolicyNet
+from freshper_lightning.policy.tiny import TinySpec, build_tiny, train_tokenizer
+
+
+def tiny(path: str, spec: TinySpec = TinySpec(), vocabulary: int = 320, episodes: int = 200) -> None:
+    """Build a tiny language model for FrozenLake, with a tokenizer trained on what is said in the game.
+
+    Args:
+        path: Folder to write the Hugging Face checkpoint to.
+        spec: Architecture and seed; about one million parameters by default.
+        vocabulary: Tokens, the 256 bytes included.
+        episodes: Episodes whose texts the tokenizer is trained on.
+    """
+    from freshper_lightning.envs.frozen_lake import ISOLATE, corpus
+
+    tokenizer = train_tokenizer(corpus(episodes, seed=0), vocabulary, ISOLATE)
+    build_tiny(path, spec, tokenizer)
+    print(f"tiny model with a vocabulary of {len(tokenizer)} tokens in {path}")
+
+
+def export(checkpoint: str, model: str, path: str) -> None:
+    """Write the policy of a Lightning checkpoint as an ordinary Hugging Face checkpoint.
+
+    Args:
+        checkpoint: The ``.ckpt`` file.
+        model: Folder of the Hugging Face checkpoint that the run started from.
+        path: Folder to write to.
+    """
+    if not Path(checkpoint).is_file():
+        raise ConfigurationError(f"checkpoint={checkpoint!r} is not a file")
+    state = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
+    net = PolicyNet.from_pretrained(model)
+    net.load_state_dict({key.removeprefix("net."): value for key, value in state.items() if key.startswith("net.")})
+    export_policy(net, model, path)
+    print(f"Hugging Face checkpoint in {path}")

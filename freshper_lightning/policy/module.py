@@ -1,0 +1,211 @@
+"""The LightningModule: one training step, one optimizer, and the rule by which an update is skipped."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning import LightningModule
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor
+from torch.optim import Optimizer
+from transformers import AutoTokenizer
+
+from freshper_lightning.algorithms.algorithm import Algorithm
+from freshper_lightning.algorithms.inputs import LossInputs, LossOutput
+from freshper_lightning.algorithms.losses import aggregation_coefficients
+from freshper_lightning.errors import NonFiniteError
+from freshper_lightning.policy.net import PolicyNet
+from freshper_lightning.policy.packing import TrajectoryBatch
+
+
+@dataclass(slots=True)
+class StepObservation:
+    """What one micro-batch's step saw, detached, for those who log it or write it back to the buffer."""
+
+    loss: Tensor
+    """Scalar: this micro-batch's share of the loss of its optimizer batch, on this rank."""
+    token_metrics: dict[str, Tensor]
+    """float32 [S] per name."""
+
+
+class PolicyModule(LightningModule):
+    """The policy and its optimizer; an update whose batch says so leaves parameters and optimizer state bit-equal.
+
+    The loss of a micro-batch is a sum over its tokens, scaled by micro-batches x world size, so that after Lightning's
+    division and the strategy's average over ranks the gradient depends neither on accumulation nor on the number of
+    ranks.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        algorithm: Algorithm,
+        optimizer: OptimizerCallable = torch.optim.AdamW,
+        scheduler: LRSchedulerCallable | None = None,
+        temperature: float = 1.0,
+        gradient_checkpointing: bool = False,
+    ) -> None:
+        """Keep the settings; the weights are loaded later, in :meth:`configure_model`.
+
+        Args:
+            path: Folder of a Hugging Face checkpoint, tokenizer included.
+            algorithm: Loss and advantages.
+            optimizer: Called with the parameters.
+            scheduler: Called with the optimizer; stepped after every applied update, replay updates included.
+            temperature: Divides the logits; must be the temperature that rollouts are sampled at.
+            gradient_checkpointing: Recompute activations in the backward pass to save memory.
+        """
+        super().__init__()
+        if temperature <= 0:
+            raise ValueError(f"model.temperature={temperature} must be above 0")
+        self.path = path
+        self.algorithm = algorithm
+        self.temperature = temperature
+        self.gradient_checkpointing = gradient_checkpointing
+        self._make_optimizer = optimizer
+        self._make_scheduler = scheduler
+        self.net: PolicyNet | None = None
+        self.reference: PolicyNet | None = None
+        self.applied = False
+        """Whether the last optimizer step changed the parameters."""
+        self.gradient_norm: Tensor | None = None
+        """Norm before clipping of the last applied update."""
+        self._skip = False
+
+    @property
+    def policy(self) -> PolicyNet:
+        """The network; only after :meth:`configure_model`."""
+        if self.net is None:
+            raise RuntimeError("the policy is loaded in configure_model, which has not run")
+        return self.net
+
+    def configure_model(self) -> None:
+        """Load the weights once, and shard them where the strategy shards."""
+        if self.net is not None:
+            return
+        self.net = self._load()
+        if self.gradient_checkpointing:
+            self.net.model.gradient_checkpointing_enable({"use_reentrant": False})
+        if self.algorithm.needs_reference():
+            self.reference = self._load().requires_grad_(False)
+
+    def _load(self) -> PolicyNet:
+        net = PolicyNet.from_pretrained(self.path)
+        shard: Callable[[PolicyNet, Any], None] | None = getattr(self.trainer.strategy, "shard", None)
+        if shard is not None:
+            shard(net, self.device_mesh)
+        return net
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """The optimizer over the policy's parameters and, where given, its schedule in applied updates."""
+        optimizer = self._make_optimizer(self.policy.parameters())
+        if self._make_scheduler is None:
+            return optimizer
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": self._make_scheduler(optimizer), "interval": "step"},
+        }
+
+    def on_train_batch_start(self, batch: TrajectoryBatch, batch_idx: int) -> None:
+        """Note, before the step, whether the update is to be skipped."""
+        self._skip = batch.skip
+
+    def training_step(self, batch: TrajectoryBatch, batch_idx: int) -> dict[str, Any]:
+        """One forward pass; returns the loss to differentiate and, under ``observation``, what was seen.
+
+        Raises:
+            NonFiniteError: The loss is not finite on some rank; nothing has been stepped.
+        """
+        output = self._loss(batch)
+        self._require_finite(output.loss, batch)
+        scale = self.trainer.accumulate_grad_batches * self.trainer.world_size
+        observation = StepObservation(output.loss.detach(), output.token_metrics)
+        return {"loss": output.loss * scale, "observation": observation}
+
+    def _loss(self, batch: TrajectoryBatch) -> LossOutput:
+        forward = (batch.input_ids, batch.position_ids, batch.predicted_from, batch.targets, self.temperature)
+        log_probs, entropy = self.policy(*forward, with_entropy=self.algorithm.needs_rollouts)
+        reference = None
+        if self.reference is not None:
+            with torch.no_grad():
+                reference = self.reference(*forward).log_probs
+        coefficients = aggregation_coefficients(
+            self.algorithm.aggregation, batch.segments, batch.lengths, batch.total_tokens, batch.total_sequences
+        )
+        inputs = LossInputs(
+            log_probs=log_probs,
+            behavior_log_probs=log_probs.detach() if batch.behavior_log_probs is None else batch.behavior_log_probs,
+            advantages=torch.ones_like(coefficients) if batch.advantages is None else batch.advantages,
+            coefficients=coefficients,
+            importance_weights=batch.importance_weights[batch.segments],
+            entropy=entropy,
+            reference_log_probs=reference,
+        )
+        return self.algorithm.loss(inputs)
+
+    def _require_finite(self, loss: Tensor, batch: TrajectoryBatch) -> None:
+        broken = self.trainer.strategy.reduce((~torch.isfinite(loss.detach())).double(), reduce_op="sum")
+        if float(broken) > 0:
+            raise NonFiniteError(
+                f"the loss of a {batch.phase} batch is {float(loss.detach())} in epoch {self.trainer.current_epoch};"
+                f" buffer ids {batch.ids.tolist()}"
+            )
+
+    def optimizer_step(
+        self,
+        epoch: int,
+        batch_idx: int,
+        optimizer: Optimizer | LightningOptimizer,
+        optimizer_closure: Callable[[], Any] | None = None,
+    ) -> None:
+        """Step, or run forward and backward only: a step on zero gradients would still move along Adam's momentum."""
+        self.applied = not self._skip
+        if self.applied:
+            optimizer.step(closure=optimizer_closure)
+        elif optimizer_closure is not None:
+            optimizer_closure()
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any | None) -> None:
+        """Advance the schedule with applied updates only."""
+        if self.applied:
+            scheduler.step()
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: int | float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip as the trainer is configured to, and keep the norm from before."""
+        gradients = [p.grad for p in self.policy.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        self.gradient_norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        if gradient_clip_val:
+            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm or "norm")
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Nothing: EvaluationCallback plays the episodes."""
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        """Nothing: EvaluationCallback plays the episodes."""
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Leave the frozen reference out: it is the checkpoint at ``path``."""
+        state = checkpoint["state_dict"]
+        checkpoint["state_dict"] = {k: v for k, v in state.items() if not k.startswith("reference.")}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Fill in what :meth:`on_save_checkpoint` left out."""
+        if self.reference is not None:
+            reference = {f"reference.{k}": v for k, v in self.reference.state_dict().items()}
+            checkpoint["state_dict"] = {**checkpoint["state_dict"], **reference}
+
+
+def export_policy(net: PolicyNet, source: str | Path, path: str | Path) -> None:
+    """Write ``net`` as an ordinary Hugging Face checkpoint with float32 weights and the tokenizer of ``source``."""
+    net.model.save_pretrained(path, state_dict=dict(net.checkpoint_tensors()))
+    AutoTokenizer.from_pretrained(source).save_pretrained(path)

@@ -1,0 +1,75 @@
+"""The network that the trainer trains: a Hugging Face causal LM that answers in log-probabilities of given tokens."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+
+class TokenStatistics(NamedTuple):
+    """What the policy says about ``S`` given tokens, at the sampling temperature."""
+
+    log_probs: Tensor
+    """float32 [S]: natural log-probability of each token."""
+    entropy: Tensor | None
+    """float32 [S]: entropy of the whole distribution at each token, in nats, where asked for."""
+
+
+class PolicyNet(nn.Module):
+    """Log-probabilities of given tokens under a Hugging Face model, in float32 from the logits on.
+
+    The head runs inside this module's forward, on the positions that predict a trained token and on no others, so
+    that a sharding strategy may wrap this module as its root.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path) -> "PolicyNet":
+        """Load a checkpoint folder with float32 weights, in training mode.
+
+        Raises:
+            ValueError: The folder does not exist or holds no model.
+        """
+        if not (Path(path) / "config.json").is_file():
+            raise ValueError(
+                f"model.path={str(path)!r} is not the folder of a Hugging Face model: no config.json in it"
+            )
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        # from_pretrained returns a model in evaluation mode, in which gradient checkpointing is silently off.
+        return cls(model).train()
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        predicted_from: Tensor,
+        targets: Tensor,
+        temperature: float = 1.0,
+        with_entropy: bool = False,
+    ) -> TokenStatistics:
+        """Statistics of ``targets`` [S], predicted from flat positions [S] of the rows ``input_ids`` [R, W].
+
+        ``position_ids`` restart at 0 where a new conversation begins in a row; conversations do not see each other.
+        """
+        # Transformers tells packed conversations apart only without an attention mask and without a cache.
+        backbone = self.model.base_model
+        hidden = backbone(input_ids=input_ids, position_ids=position_ids, attention_mask=None, use_cache=False)
+        selected = hidden.last_hidden_state.flatten(0, 1)[predicted_from]
+        logits = self.model.get_output_embeddings()(selected).float() / temperature
+        all_log_probs = logits.log_softmax(dim=-1)
+        log_probs = all_log_probs.gather(-1, targets[:, None])[:, 0]
+        entropy = -(all_log_probs.exp() * all_log_probs).sum(dim=-1) if with_entropy else None
+        return TokenStatistics(log_probs, entropy)
+
+    def checkpoint_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield (checkpoint name, full tensor) one by one, each tied tensor once; a collective where sharded."""
+        for name, parameter in self.model.named_parameters():
+            tensor = parameter.detach()
+            yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,239 @@
+"""The rollout engine on vLLM, inside the trainer's process."""
+
+import os
+import socket
+from collections.abc import Iterable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+from typing_extensions import override
+
+from freshper_lightning.rollout.checkpoint import WeightNames, stop_token_ids
+from freshper_lightning.rollout.engine import Completion, GenerationRequest, RolloutEngine
+from freshper_lightning.rollout.host import default_group_kept, host_state_kept, random_state_kept
+from freshper_lightning.rollout.requests import EngineState, check_request
+from freshper_lightning.rollout.sampling import Truncation
+
+
+class VLLMEngine(RolloutEngine):
+    """vLLM as an engine whose log-probabilities are those of the distribution that it sampled from.
+
+    With an ``external_launcher`` each training rank holds an engine of its own, which joins the process group if there
+    is one and makes one of a single rank otherwise; all ranks must build theirs together. The process keeps its random
+    states, threads, precision and environment, and a process group that existed before outlives :meth:`close`. The
+    first engine of a process costs several seconds of import.
+
+    ``options`` are further keyword arguments of ``vllm.LLM``; those that this class sets itself are refused.
+
+    Raises:
+        ValueError: ``options`` names an argument that is set here, or the checkpoint names no stop token.
+    """
+
+    name = "vllm"
+
+    def __init__(
+        self,
+        model_path: str | Path,
+        *,
+        dtype: str = "float32",
+        max_model_len: int = 1024,
+        max_num_seqs: int = 64,
+        kv_cache_memory_bytes: int = 64 << 20,
+        enforce_eager: bool = True,
+        seed: int = 0,
+        options: dict[str, Any] | None = None,
+        truncation: Truncation | None = None,
+    ) -> None:
+        arguments = {
+            "model": str(model_path),
+            "dtype": dtype,
+            "max_model_len": max_model_len,
+            "max_num_seqs": max_num_seqs,
+            "kv_cache_memory_bytes": kv_cache_memory_bytes,
+            "enforce_eager": enforce_eager,
+            "seed": seed,
+            "distributed_executor_backend": "external_launcher",
+            "logprobs_mode": "processed_logprobs",
+            "generation_config": "vllm",
+            "skip_tokenizer_init": True,
+        }
+        for key in options or {}:
+            if key in arguments:
+                raise ValueError(f"options must not name {key!r}, which the engine sets to {arguments[key]!r}")
+        self._stop_ids = list(stop_token_ids(model_path))
+        self._truncation = truncation or Truncation()
+        self._max_model_len = max_model_len
+        self._names = WeightNames(_meta_model(model_path))
+        self._under_way: dict[int, GenerationRequest] = {}
+        self._version = -1
+        self._state = EngineState(self.name)
+        self._joined_group = dist.is_initialized()
+        with host_state_kept():
+            _prepare_environment()
+            self._llm = _build({**arguments, **(options or {})})
+
+    @override
+    def submit(self, request: GenerationRequest) -> None:
+        self._state.require_ready()
+        check_request(request, self._max_model_len, self._under_way)
+        prompt = {"prompt_token_ids": list(request.prompt_token_ids)}
+        self._llm.llm_engine.add_request(str(request.request_id), prompt, self._sampling_params(request))
+        self._under_way[request.request_id] = request
+
+    def _sampling_params(self, request: GenerationRequest) -> Any:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        return SamplingParams(
+            temperature=request.temperature,
+            max_tokens=request.max_tokens,
+            seed=request.seed,
+            logprobs=0,
+            stop_token_ids=self._stop_ids,
+            top_p=self._truncation.top_p,
+            top_k=self._truncation.top_k,
+            min_tokens=self._truncation.min_tokens,
+            repetition_penalty=self._truncation.repetition_penalty,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    @override
+    def poll(self) -> list[Completion]:
+        self._state.require_ready()
+        finished: list[Any] = []
+        with random_state_kept():
+            while self._under_way and not finished:
+                finished = self._llm.llm_engine.step()
+        return [self._completion(output) for output in finished]
+
+    def _completion(self, output: Any) -> Completion:
+        request = self._under_way.pop(int(output.request_id))
+        reply = output.outputs[0]
+        token_ids = tuple(reply.token_ids)
+        log_probs = tuple(entry[token].logprob for token, entry in zip(token_ids, reply.logprobs, strict=True))
+        if request.temperature == 0:
+            log_probs = (0.0,) * len(token_ids)
+        return Completion(request.request_id, token_ids, log_probs, reply.finish_reason, self._version)
+
+    def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Stream new weights in; see :meth:`RolloutEngine.load_weights`.
+
+        A tied tensor is sent under all of its names: on a CPU vLLM keeps a repacked copy of the output head, which goes
+        stale when only the embedding is sent.
+        """
+        with self._state.loading(len(self._under_way)):
+            stream = (
+                (alias, tensor)
+                for name, tensor in self._names.checked(named_tensors)
+                for alias in self._names.aliases(name)
+            )
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": stream})
+            self._drop_caches()
+            self._version = version
+
+    def _drop_caches(self) -> None:
+        if not self._llm.reset_prefix_cache():
+            raise RuntimeError("vLLM kept its prefix cache, which the old weights filled")
+        self._llm.reset_mm_cache()
+        self._llm.llm_engine.reset_encoder_cache()
+
+    @property
+    @override
+    def weight_version(self) -> int:
+        return self._version
+
+    @override
+    def weight_fingerprint(self) -> float:
+        return float(self._llm.collective_rpc(_fingerprint)[0])
+
+    def sleep(self) -> None:
+        """Move weights to CPU memory and drop the KV cache, where the platform can; on a CPU only refuse requests.
+
+        The path of GPUs (vLLM's sleep level 1) has not been run.
+        """
+        self._state.fall_asleep()
+        if _sleep_available():
+            self._llm.sleep(level=1)
+
+    @override
+    def wake(self) -> None:
+        if _sleep_available():
+            self._llm.wake_up()
+        self._state.wake()
+
+    def close(self) -> None:
+        """Release everything; a default process group that the engine found is kept, one that it made is destroyed."""
+        if self._state.close():
+            self._under_way.clear()
+            with default_group_kept() if self._joined_group else nullcontext():
+                self._llm.llm_engine.engine_core.shutdown()
+            del self._llm
+
+
+def _meta_model(model_path: str | Path) -> torch.nn.Module:
+    """The model's structure without any memory, for the names and shapes of its weights."""
+    with torch.device("meta"):
+        model: torch.nn.Module = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_path))
+    return model
+
+
+def _prepare_environment() -> None:
+    """What vLLM reads at import and an external launcher would have set; what is there already wins."""
+    defaults = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+        "RANK": str(dist.get_rank() if dist.is_initialized() else 0),
+        "WORLD_SIZE": str(dist.get_world_size() if dist.is_initialized() else 1),
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": _free_port(),
+    }
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+
+
+def _free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def _build(arguments: dict[str, Any]) -> Any:
+    """On a CPU prompts are never split: vLLM cannot rewind the generator of a seeded request there."""
+    from vllm import LLM
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        arguments = {**arguments, "enable_chunked_prefill": False}
+    return LLM(enable_sleep_mode=_sleep_available(), **arguments)
+
+
+def _sleep_available() -> bool:
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_sleep_mode_available())
+
+
+def _fingerprint(worker: Any) -> Tensor:
+    """Runs inside vLLM: parameters, and for layers whose weights were repacked their response to a vector of ones."""
+    model = worker.get_model()
+    total = torch.zeros((), dtype=torch.float64)
+    for parameter in model.parameters():
+        total += parameter.detach().double().abs().sum().cpu()
+    with torch.inference_mode():
+        for layer in model.modules():
+            if hasattr(layer, "cpu_linear"):
+                total += layer.quant_method.apply(layer, _ones(layer)).double().abs().sum().cpu()
+    return total
+
+
+def _ones(layer: Any) -> Tensor:
+    width = layer.input_size_per_partition if hasattr(layer, "input_size_per_partition") else layer.embedding_dim
+    return torch.ones(1, width, dtype=layer.weight.dtype)
