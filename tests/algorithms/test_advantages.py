@@ -111,6 +111,13 @@ def test_rounding_noise_inside_a_group_is_not_blown_up():
     assert advantages_of(trajectories, "mean_std").tolist() == [0.0, 0.0]
 
 
+def test_one_float32_step_of_a_large_return_is_rounding_noise():
+    # Neighbours of 1e6 in float32 are 1/16 apart: far above an absolute 1e-6, and still nothing but rounding.
+    trajectories = [episode(0, 0, 1e6), episode(0, 1, 1e6 + 0.0625)]
+    assert trajectories[0].training_return != trajectories[1].training_return
+    assert advantages_of(trajectories, "mean_std").tolist() == [0.0, 0.0]
+
+
 def test_whitening_weighs_a_turn_by_its_sampled_tokens():
     # Returns 1 on 3 tokens and 0 on 1 token: mean 3/4, variance 3/4 x 1/4 = 3/16, deviation sqrt(3)/4.
     trajectories = [episode(0, 0, 1.0, (1, 2)), episode(0, 1, 0.0, (1,))]

@@ -85,6 +85,26 @@ def test_clipped_loss_of_three_tokens(aggregation, expected):
 
 
 @pytest.mark.parametrize(
+    ("settings_of_clip", "surrogate", "clipped"),
+    [
+        # Ratios 1.25, 4 and 1/2 with advantages 1, -1 and -1.
+        ({}, [1.2, -4.0, -0.8], [1.0, 0.0, 1.0]),
+        ({"clip_high": 0.28}, [1.25, -4.0, -0.8], [0.0, 0.0, 1.0]),
+        ({"dual_clip": 3.0}, [1.2, -3.0, -0.8], [1.0, 1.0, 1.0]),
+        ({"clip": 0.6}, [1.25, -4.0, -0.5], [0.0, 0.0, 0.0]),
+    ],
+)
+def test_each_clip_setting_reaches_the_loss(settings_of_clip, surrogate, clipped):
+    log_probs = double(-1.0, -2.0, -0.5).requires_grad_()
+    behavior = log_probs.detach() - double(1.25, 4.0, 0.5).log()
+    inputs = three_tokens(log_probs=log_probs, behavior_log_probs=behavior, advantages=double(1.0, -1.0, -1.0))
+    output = Reinforce(**settings_of_clip).loss(inputs)
+    torch.testing.assert_close(output.token_metrics["surrogate"], torch.tensor(surrogate))
+    assert output.token_metrics["clipped"].tolist() == clipped
+    assert output.loss.item() == pytest.approx(-sum(surrogate) / 3, rel=1e-6)
+
+
+@pytest.mark.parametrize(
     ("aggregation", "expected"),
     [
         # Weights min(2, 1.5), 1, 1/2 times advantage times log-prob: 1.5 x -1, 1 x -2 x -2, 0.5 x -1 x -0.5.
