@@ -225,12 +225,15 @@ def test_a_reply_cut_short_is_closed_by_an_end_token_that_is_not_sampled(collect
 
 
 def test_an_episode_without_room_for_two_more_tokens_is_truncated(collector, engine):
-    collection = collector("freshper-test/Terse-v0", max_context=200).collect(plans(groups=3), BORN)
+    playing = collector("freshper-test/Terse-v0", max_tokens=100, max_context=200)
+    collection = playing.collect(plans(groups=3), BORN)
     for trajectory in collection.trajectories:
         assert trajectory.truncated
         assert trajectory.token_ids.numel() == trajectory.turns[-1, 1] <= 200
-    for request, completion in (exchange for turn in engine.record for exchange in turn):
-        assert request.max_tokens == min(12, 200 - len(request.prompt_token_ids)) >= 2
+    exchanges = [exchange for turn in engine.record for exchange in turn]
+    assert min(request.max_tokens for request, _ in exchanges) < max(request.max_tokens for request, _ in exchanges)
+    for request, completion in exchanges:
+        assert request.max_tokens == min(100, 200 - len(request.prompt_token_ids)) >= 2
         assert len(completion.token_ids) <= request.max_tokens
 
 
@@ -297,6 +300,11 @@ class FailsOnce(Echo):
     """Only the first member to reach the turn fails."""
 
     failed = False
+    made = 0
+
+    def __init__(self):
+        super().__init__()
+        FailsOnce.made += 1
 
     def _maybe_fail(self):
         if self.instance == 102 and self.turn == 1 and not FailsOnce.failed:
@@ -308,13 +316,14 @@ gymnasium.register("freshper-test/FailsOnce-v0", FailsOnce)
 
 
 def test_the_others_of_a_failed_group_are_dropped_unplayed_and_counted(collector, engine):
-    FailsOnce.failed = False
+    FailsOnce.failed, FailsOnce.made = False, 0
     playing = collector("freshper-test/FailsOnce-v0")
     collection = playing.collect(plans(), BORN)
     assert [t.group for t in collection.trajectories] == [0] * 3 + [1] * 3 + [3] * 3
     assert (len(collection.failures), collection.num_dropped) == (1, 2)
     assert [len(turn) for turn in engine.record] == [12, 9, 9]
-    assert len(playing.collect(plans(), BORN).trajectories) == 12  # a fresh environment takes the slot
+    assert len(playing.collect(plans(), BORN).trajectories) == 12
+    assert FailsOnce.made == 13  # a fresh environment takes the slot of the one that raised
 
 
 @pytest.mark.parametrize(("share", "stops"), [(0.24, True), (0.25, False)])
