@@ -68,9 +68,10 @@ def test_an_age_common_to_all_entries_costs_no_precision():
 
 
 def test_a_young_entry_without_mass_does_not_hide_old_ones():
-    entries = [(2.0, 0.0, 0), (1.0, 0.0, 0), (0.0, 0.0, 10**9)]
-    probabilities = snapshot_of(entries, 10**9, 1.0, 1.0).probabilities()
-    assert probabilities == pytest.approx([2 / 3, 1 / 3, 0], rel=1e-15)
+    entries = [(2.0, 0.0, 0), (1.0, 0.0, 1), (0.0, 0.0, 10**9), (1.0, -np.inf, 10**9)]
+    now, tau = 10**9, 3.7
+    expected = exact_probabilities(entries[:3], now, 1.0, tau)
+    assert_exact(snapshot_of(entries, now, 1.0, tau).probabilities()[:3], expected)
 
 
 def test_a_freshness_common_to_all_entries_costs_no_precision():
@@ -125,6 +126,10 @@ def test_a_stratified_count_is_within_two_of_its_expectation(weights, n, seed):
 def test_each_slice_of_the_mass_is_hit_exactly_once():
     rows = stratified(np.cumsum(np.full(40, 0.25)), np.random.default_rng(0).random(10))
     assert (rows // 4).tolist() == list(range(10))
+
+
+def test_each_slice_has_a_uniform_of_its_own():
+    assert stratified(np.arange(1.0, 21.0), np.array([0.15, 0.95])).tolist() == [1, 19]
 
 
 @pytest.mark.parametrize("uniform", [0.0, np.nextafter(1.0, 0.0)])

@@ -110,9 +110,9 @@ def test_a_finished_snapshot_is_used_and_nothing_is_evaluated_again():
 @pytest.mark.parametrize(
     "change",
     [
-        lambda buffer: buffer.add([make_trajectory(rewards=(3.0,))], START),
+        lambda buffer: buffer.add([make_trajectory(rewards=(3.0,))], ClockReading(updates=3)),
         lambda buffer: buffer.update_priorities([0], [5.0]),
-        lambda buffer: buffer.observe([0], [-1.0], START),
+        lambda buffer: buffer.observe([0], [-1.0], ClockReading(updates=3)),
         lambda buffer: setattr(buffer, "alpha", 0.1),
         lambda buffer: setattr(buffer, "decay", ExponentialDecay(tau=1)),
         lambda buffer: buffer.load_state_dict(make_buffer(ThreadDecay()).state_dict()),
@@ -122,11 +122,14 @@ def test_a_snapshot_of_other_content_or_parameters_is_not_used(change):
     now = ClockReading(updates=4)
     with make_buffer(ThreadDecay()) as buffer, make_buffer(ThreadDecay(), asynchronous=False) as plain:
         for each in (buffer, plain):
-            each.add([make_trajectory(), make_trajectory(rewards=(2.0,))], START)
+            each.add([make_trajectory()], START)
+            each.add([make_trajectory(rewards=(2.0,))], ClockReading(updates=3))
         buffer.prefetch(now)
         wait_until(lambda: buffer._refresher.published is not None)
+        before = buffer.probabilities(now).tobytes()
         change(buffer)
         change(plain)
+        assert buffer.probabilities(now).tobytes() != before
         assert buffer.probabilities(now).tobytes() == plain.probabilities(now).tobytes()
 
 
@@ -149,13 +152,14 @@ def test_a_synchronous_buffer_starts_no_thread():
         assert len(decay_threads()) == before
 
 
-def test_prefetch_returns_while_the_thread_still_works_and_draws_do_not_wait():
-    gate = threading.Event()
+def test_prefetch_and_draws_do_not_wait_for_the_thread_which_serves_the_newest_request_only():
+    gate, served = threading.Event(), []
 
     @dataclass(frozen=True)
     class Gated(InverseDecay):
         def log_factor(self, age):
             if in_decay_thread():
+                served.append(None)
                 gate.wait()
             return super().log_factor(age)
 
@@ -166,6 +170,7 @@ def test_prefetch_returns_while_the_thread_still_works_and_draws_do_not_wait():
         assert buffer.sample(2, ClockReading(updates=99), beta=0.4).ids.tolist() == [0, 0]
         gate.set()
         wait_until(lambda: buffer._refresher.published is not None and buffer._refresher.published.key.now == 99)
+        assert len(served) <= 2
 
 
 @pytest.mark.parametrize(
