@@ -1,11 +1,13 @@
-"""Trajectories for tests: small, random where asked for, always valid."""
+"""Trajectories and buffers for tests: small, odd where asked for, always valid."""
 
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from freshper_lightning.replay import AbsoluteReward, NoDecay, ReplayBuffer
 from freshper_lightning.trajectory import ClockReading, Trajectory
 
+START = ClockReading()
 TENSORS = ("token_ids", "turns", "behavior_log_probs", "rewards", "weight_versions", "advantages")
 
 
@@ -64,3 +66,21 @@ def trajectories(draw) -> Trajectory:
         task=draw(st.text(max_size=5)),
         images=tuple(draw(st.lists(st.binary(max_size=5), max_size=3))),
     )
+
+
+def make_buffer(**parameters):
+    defaults = {"capacity": 100, "priority": AbsoluteReward(eps=0.0), "decay": NoDecay(), "alpha": 1.0}
+    return ReplayBuffer(**(defaults | parameters))
+
+
+def of_rewards(*rewards):
+    return [make_trajectory(rewards=(reward,)) for reward in rewards]
+
+
+def assert_same_draw(one, other):
+    for name in ("ids", "probabilities", "weights", "ages"):
+        first, second = getattr(one, name), getattr(other, name)
+        assert first.dtype == second.dtype
+        assert first.tobytes() == second.tobytes(), name
+    for item, copy in zip(one.trajectories, other.trajectories, strict=True):
+        assert_same(item, copy)

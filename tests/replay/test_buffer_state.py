@@ -1,0 +1,93 @@
+import io
+
+import pytest
+import torch
+
+from freshper_lightning.replay import ExponentialDecay, UniformPriority
+from freshper_lightning.trajectory import ClockReading
+from tests.replay.builders import START, assert_same_draw, make_buffer, make_trajectory, of_rewards
+
+
+def saved_and_loaded(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def filled_buffer(**parameters):
+    buffer = make_buffer(capacity=20, decay=ExponentialDecay(tau=3), alpha=0.6, **parameters)
+    for update in range(6):
+        items = [make_trajectory(rewards=(update + 0.1 * k,), images=(b"png",) * k) for k in range(5)]
+        buffer.add(items, ClockReading(updates=update))
+    buffer.sample(4, ClockReading(updates=6), beta=0.4)
+    buffer.update_priorities([11, 12], [0.0, 3.3])
+    buffer.observe([13], [-0.7], ClockReading(updates=6))
+    return buffer
+
+
+def test_sampling_goes_on_exactly_after_a_restart():
+    now, buffer = ClockReading(updates=7), filled_buffer(seed=5)
+    restored = make_buffer(capacity=20, decay=ExponentialDecay(tau=3), alpha=0.6, seed=5)
+    restored.load_state_dict(saved_and_loaded(buffer.state_dict()))
+    assert (restored.draws(), restored.nbytes, len(restored)) == (buffer.draws(), buffer.nbytes, len(buffer))
+    for _ in range(5):
+        assert_same_draw(buffer.sample(8, now, beta=0.4), restored.sample(8, now, beta=0.4))
+    assert buffer.add(of_rewards(1), now).tolist() == restored.add(of_rewards(1), now).tolist() == [30]
+    assert buffer.probabilities(now).tobytes() == restored.probabilities(now).tobytes()
+
+
+def test_a_state_is_equal_to_the_bit_after_a_round_trip():
+    first = filled_buffer().state_dict()
+    restored = make_buffer(capacity=20)
+    restored.load_state_dict(saved_and_loaded(first))
+    second = restored.state_dict()
+    for part in ("columns", "trajectories"):
+        for name, column in first[part].items():
+            same = column == second[part][name]
+            assert same if isinstance(column, list) else _same_bytes(column, second[part][name]), name
+    scalars = ("format_version", "clock", "priority", "next_id", "draws")
+    assert [first[name] for name in scalars] == [second[name] for name in scalars]
+
+
+def _same_bytes(one, other):
+    return one.dtype == other.dtype and one.numpy().tobytes() == other.numpy().tobytes()
+
+
+def test_an_empty_buffer_can_be_saved():
+    restored = filled_buffer()
+    restored.load_state_dict(saved_and_loaded(make_buffer().state_dict()))
+    assert (len(restored), restored.nbytes, restored.draws()) == (0, 0, 0)
+
+
+def test_a_saved_state_does_not_change_with_the_buffer():
+    buffer = make_buffer()
+    buffer.add(of_rewards(1, 1), START)
+    state = buffer.state_dict()
+    buffer.update_priorities([0], [8.0])
+    assert state["columns"]["log_base"].tolist() == [0.0, 0.0]
+    other = make_buffer()
+    other.load_state_dict(state)
+    state["columns"]["log_base"].fill_(7.0)
+    assert other.probabilities(START).tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"clock": "iterations"}, "clock of the saved replay buffer must be 'iterations', not 'updates'"),
+        ({"priority": UniformPriority()}, r"priority of the saved .* must be 'UniformPriority\(\)'"),
+        ({"capacity": 19}, "at most the capacity, 19, not 20"),
+        ({"max_bytes": 100}, "at most max_bytes, 100"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused_and_nothing_changes(parameters, message):
+    buffer = make_buffer(**parameters)
+    with pytest.raises(ValueError, match=message):
+        buffer.load_state_dict(filled_buffer().state_dict())
+    assert len(buffer) == buffer.draws() == 0
+
+
+def test_another_format_version_is_refused():
+    with pytest.raises(ValueError, match="format_version of the saved replay buffer must be 1, not 2"):
+        make_buffer().load_state_dict(make_buffer().state_dict() | {"format_version": 2})
