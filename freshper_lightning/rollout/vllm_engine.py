@@ -2,8 +2,8 @@
 
 import os
 import socket
-from collections.abc import Iterable
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,7 @@ class VLLMEngine(RolloutEngine):
         with host_state_kept():
             _prepare_environment()
             self._llm = _build({**arguments, **(options or {})})
+            self._eager_on_cpu = enforce_eager and _on_cpu()
 
     @override
     def submit(self, request: GenerationRequest) -> None:
@@ -107,10 +108,14 @@ class VLLMEngine(RolloutEngine):
     def poll(self) -> list[Completion]:
         self._state.require_ready()
         finished: list[Any] = []
-        with random_state_kept():
+        with random_state_kept(), self._without_compiler():
             while self._under_way and not finished:
                 finished = self._llm.llm_engine.step()
         return [self._completion(output) for output in finished]
+
+    def _without_compiler(self) -> AbstractContextManager[object]:
+        """On a CPU vLLM compiles helpers of its sampler even when eager, which takes seconds and a C++ compiler."""
+        return torch.compiler.set_stance("force_eager") if self._eager_on_cpu else nullcontext()
 
     def _completion(self, output: Any) -> Completion:
         request = self._under_way.pop(int(output.request_id))
@@ -128,14 +133,26 @@ class VLLMEngine(RolloutEngine):
         stale when only the embedding is sent.
         """
         with self._state.loading(len(self._under_way)):
-            stream = (
-                (alias, tensor)
-                for name, tensor in self._names.checked(named_tensors)
-                for alias in self._names.aliases(name)
-            )
+            errors: list[Exception] = []
+            stream = self._until_error(named_tensors, errors)
             self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": stream})
+            if errors:
+                raise errors[0]
             self._drop_caches()
             self._version = version
+
+    def _until_error(
+        self, named_tensors: Iterable[tuple[str, Tensor]], errors: list[Exception]
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor under all its names. An error ends the stream and is kept for the caller to raise, since vLLM
+        leaves its layers beyond repair when it is interrupted half-way.
+        """
+        try:
+            for name, tensor in self._names.checked(named_tensors):
+                for alias in self._names.aliases(name):
+                    yield alias, tensor
+        except Exception as error:
+            errors.append(error)
 
     def _drop_caches(self) -> None:
         if not self._llm.reset_prefix_cache():
@@ -208,11 +225,16 @@ def _free_port() -> str:
 def _build(arguments: dict[str, Any]) -> Any:
     """On a CPU prompts are never split: vLLM cannot rewind the generator of a seeded request there."""
     from vllm import LLM
-    from vllm.platforms import current_platform
 
-    if current_platform.is_cpu():
+    if _on_cpu():
         arguments = {**arguments, "enable_chunked_prefill": False}
     return LLM(enable_sleep_mode=_sleep_available(), **arguments)
+
+
+def _on_cpu() -> bool:
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
 
 
 def _sleep_available() -> bool:
