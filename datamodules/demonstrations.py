@@ -12,7 +12,7 @@ from datamodules.loader import IterationLoader
 from freshper_lightning.policy.module import PolicyModule
 from freshper_lightning.policy.packing import TrajectoryBatch, collate
 from freshper_lightning.rollout.conversation import ChatFormat, Conversation
-from freshper_lightning.rollout.seeds import stable_hash
+from freshper_lightning.rollout.seeds import demonstration_instance_seed, stable_hash
 from freshper_lightning.trajectory import Transcript
 
 Demonstrate = Callable[..., list[tuple[str, str]]]
@@ -62,7 +62,7 @@ class DemonstrationsDataModule(LightningDataModule):
         self.demonstrations = [self._episode(chat, number) for number in range(self.episodes)]
 
     def _episode(self, chat: ChatFormat, number: int) -> Transcript:
-        instance = stable_hash("demonstration instance", self.seed, number)
+        instance = demonstration_instance_seed(self.seed, number)
         turns = self.demonstrate(instance, **self.arguments)
         conversation = Conversation(chat, turns[0][0])
         for index, (user, reply) in enumerate(turns):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jsonargparse
+import transformers
 from lightning import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -80,14 +81,16 @@ def main(args: Sequence[str] | None = None) -> None:
     _quiet()
     try:
         if arguments and arguments[0] in COMMANDS:
-            jsonargparse.auto_cli(COMMANDS[arguments[0]], args=arguments[1:], prog=f"freshper {arguments[0]}", as_positional=False)
+            jsonargparse.auto_cli(
+                COMMANDS[arguments[0]], args=arguments[1:], prog=f"freshper {arguments[0]}", as_positional=False
+            )
         else:
-            _run_lightning(arguments)
+            _run_lightning(None if args is None else arguments)
     except ConfigurationError as error:
         sys.exit(f"freshper: error: {error}")
 
 
-def _run_lightning(arguments: list[str]) -> None:
+def _run_lightning(arguments: list[str] | None) -> None:
     parser = {"parser_mode": "omegaconf", "default_env": True}
     FreshperCLI(
         PolicyModule,
@@ -117,5 +120,7 @@ def _quiet() -> None:
     """Messages of ours from INFO on, and none of Lightning's hints about what is done here on purpose."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("freshper_lightning").setLevel(logging.INFO)
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(lambda record: "litlogger" not in record.msg)
+    transformers.utils.logging.disable_progress_bar()
     for hint in (".*does not have many workers.*", ".*`val_dataloader`.*", ".*LeafSpec.*", ".*litlogger.*"):
         warnings.filterwarnings("ignore", message=hint)

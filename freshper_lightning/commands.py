@@ -10,7 +10,7 @@ from freshper_lightning.policy.net import PolicyNet
 from freshper_lightning.policy.tiny import TinySpec, build_tiny, train_tokenizer
 
 
-def tiny(path: str, spec: TinySpec = TinySpec(), vocabulary: int = 320, episodes: int = 200) -> None:
+def tiny(path: str, spec: TinySpec = TinySpec(), vocabulary: int = 512, episodes: int = 200) -> None:
     """Build a tiny language model for FrozenLake, with a tokenizer trained on what is said in the game.
 
     Args:

@@ -91,7 +91,8 @@ class RolloutCallback(Callback):
         """
         if self._collector is None:
             seed = self.seed + trainer.global_rank
-            self.engine = build_engine(self.engine_config, self.sampling, module.path, seed, module.device)
+            truncation = self.sampling.truncation()
+            self.engine = build_engine(self.engine_config, module.path, seed, module.device, truncation)
             self._collector = Collector(
                 engine=self.engine,
                 chat=ChatFormat(AutoTokenizer.from_pretrained(module.path), history=self.history),

@@ -24,6 +24,11 @@ def training_instance_seed(run_seed: int, iteration: int, group: int) -> int:
     return stable_hash("training instance", run_seed, iteration, group) & ~1
 
 
+def demonstration_instance_seed(run_seed: int, episode: int) -> int:
+    """Seed of the instance of a demonstration; even, as everything that is trained on."""
+    return stable_hash("demonstration instance", run_seed, episode) & ~1
+
+
 def evaluation_instance_seed(instances: int, index: int) -> int:
     """Seed of a held-out instance, the same for every run; always odd, so that no training seed equals it.
 

