@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import torch
 from lightning import LightningDataModule
+from lightning.pytorch.trainer.states import TrainerFn
 from transformers import AutoTokenizer
 
-from datamodules.loader import IterationLoader
+from datamodules.loader import IterationLoader, validation_batches
 from freshper_lightning.policy.module import PolicyModule
 from freshper_lightning.policy.packing import TrajectoryBatch, collate
 from freshper_lightning.rollout.conversation import ChatFormat, Conversation
@@ -105,7 +106,7 @@ class DemonstrationsDataModule(LightningDataModule):
 
     def val_dataloader(self) -> list[int]:
         """One dummy batch for `validate`, none during fit: EvaluationCallback plays the episodes."""
-        return [0] if self.trainer is not None and self.trainer.validating else []
+        return validation_batches(self.trainer)
 
     def test_dataloader(self) -> list[int]:
         """One dummy batch: EvaluationCallback plays the episodes."""

@@ -3,6 +3,9 @@
 from collections.abc import Iterator
 from typing import Protocol
 
+from lightning import Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+
 from freshper_lightning.policy.packing import TrajectoryBatch
 
 
@@ -65,3 +68,11 @@ class IterationLoader:
         if position % saved:
             raise ValueError(f"the checkpoint lies inside an optimizer batch (micro-batch {position} of {saved})")
         self._start = position % len(self)
+
+
+def validation_batches(trainer: Trainer | None) -> list[int]:
+    """One dummy batch for `validate`; none during fit, where EvaluationCallback decides when episodes are played.
+
+    ``trainer.validating`` would not tell the two apart: it is true while fit asks for its validation loader.
+    """
+    return [0] if trainer is not None and trainer.state.fn == TrainerFn.VALIDATING else []

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 from lightning import LightningDataModule
+from lightning.pytorch.trainer.states import TrainerFn
 from numpy.typing import NDArray
 from torch import Tensor
 
-from datamodules.loader import IterationLoader
+from datamodules.loader import IterationLoader, validation_batches
 from freshper_lightning.policy.packing import Phase, TrajectoryBatch, collate
 from freshper_lightning.replay import AbsoluteAdvantage, Decay, Draw, ExponentialDecay, Priority, ReplayBuffer
 from freshper_lightning.replay.clock import ClockName
@@ -142,7 +143,7 @@ class ReplayDataModule(LightningDataModule):
 
     def val_dataloader(self) -> list[int]:
         """One dummy batch for `validate`, none during fit: EvaluationCallback plays the episodes."""
-        return [0] if self.trainer is not None and self.trainer.validating else []
+        return validation_batches(self.trainer)
 
     def test_dataloader(self) -> list[int]:
         """One dummy batch: EvaluationCallback plays the episodes."""
