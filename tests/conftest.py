@@ -1,0 +1,18 @@
+import logging
+import warnings
+
+import pytest
+
+from tests.loop import tiny_model
+
+
+@pytest.fixture(scope="session")
+def model_path(tmp_path_factory):
+    """A tiny untrained policy as a Hugging Face checkpoint."""
+    return tiny_model(tmp_path_factory.mktemp("tiny") / "model")
+
+
+@pytest.fixture(autouse=True)
+def _quiet_lightning():
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="lightning")
