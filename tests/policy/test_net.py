@@ -1,0 +1,66 @@
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from freshper_lightning.policy.module import export_policy
+from freshper_lightning.policy.net import PolicyNet
+from freshper_lightning.policy.tiny import TinySpec, build_tiny, byte_tokenizer
+from tests.policy.transcripts import alone, packed, statistics, transcript
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
+def test_log_probs_and_entropy_are_those_of_the_tempered_distribution(net, temperature):
+    item = transcript(25, 3)
+    seen = statistics(net, packed([item]), temperature)
+    log_probs, entropy = alone(net, item, temperature)
+    torch.testing.assert_close(seen.log_probs.double(), log_probs, rtol=0, atol=2e-6)
+    torch.testing.assert_close(seen.entropy.double(), entropy, rtol=0, atol=4e-6)
+
+
+def test_entropy_is_computed_only_where_it_is_asked_for(net):
+    assert statistics(net, packed([transcript(9)]), with_entropy=False).entropy is None
+
+
+def test_only_selected_positions_reach_the_head_and_the_loss(net):
+    """The head sees S rows, and a token after the last selected position cannot matter."""
+    item = transcript(20, 1, turns=[(5, 9)])
+    changed = transcript(20, 1, turns=[(5, 9)])
+    changed.token_ids[9:] = 7
+    rows = []
+    handle = net.model.get_output_embeddings().register_forward_hook(lambda _, inputs, __: rows.append(len(inputs[0])))
+    one, other = statistics(net, packed([item])), statistics(net, packed([changed]))
+    handle.remove()
+    assert rows == [4, 4]
+    torch.testing.assert_close(one.log_probs, other.log_probs, rtol=0, atol=1e-6)
+
+
+def test_what_stands_before_a_selected_position_matters(net):
+    changed = transcript(20, 1, turns=[(5, 9)])
+    changed.token_ids[2] = 7
+    one = statistics(net, packed([transcript(20, 1, turns=[(5, 9)])]))
+    assert (statistics(net, packed([changed])).log_probs - one.log_probs).abs().min() > 1e-6
+
+
+def test_a_folder_without_a_model_is_refused_by_key(tmp_path):
+    with pytest.raises(ValueError, match=rf"model\.path='{tmp_path}'.*config\.json"):
+        PolicyNet.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_exported_policy_is_an_ordinary_checkpoint_with_the_trained_weights(tmp_path, tied):
+    build_tiny(tmp_path / "base", TinySpec(hidden_size=32, layers=1, heads=2, kv_heads=1, tied=tied), byte_tokenizer())
+    net = PolicyNet.from_pretrained(tmp_path / "base")
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    export_policy(net, tmp_path / "base", tmp_path / "out")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    ids = torch.randint(3, 259, (1, 12))
+    assert torch.equal(loaded(ids).logits, net.model.eval()(ids).logits)
+    assert (tmp_path / "out" / "tokenizer.json").is_file()
+
+
+def test_weights_are_float32_and_the_network_is_in_training_mode(net):
+    """A model in evaluation mode would silently ignore gradient checkpointing."""
+    assert {parameter.dtype for parameter in net.parameters()} == {torch.float32}
+    assert all(module.training for module in net.modules())
