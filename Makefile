@@ -35,23 +35,27 @@ $(VENV)/.dev: $(VENV)/.light
 
 ENGINE_READY := $(if $(filter vllm,$(ENGINE)),$(VENV)/.vllm,$(VENV)/.light)
 
+define TRAIN
+@rm -rf $(addprefix $(RUN)/,base warm_start policy freshper)
+@echo "1/3 a tiny policy, untrained"
+@$(FRESHPER) tiny --path $(RUN)/base --spec.seed $(SEED)
+@echo "2/3 warm start: supervised training on demonstrations of imperfect play"
+@$(FRESHPER) fit -c configs/base.yaml -c configs/frozenlake.yaml -c configs/warm_start.yaml \
+  --seed_everything $(SEED) --model.path $(RUN)/base --rollout.engine.name transformers \
+  --trainer.logger.init_args.save_dir $(RUN) --trainer.logger.init_args.name warm_start
+@$(FRESHPER) export --checkpoint $(RUN)/warm_start/checkpoints/last.ckpt --model $(RUN)/base --path $(RUN)/policy
+@echo "3/3 reinforcement learning with FreshPER"
+@$(FRESHPER) fit -c configs/base.yaml -c configs/frozenlake.yaml -c configs/freshper.yaml -c $(1) \
+  --seed_everything $(SEED) --model.path $(RUN)/policy --rollout.engine.name $(ENGINE) \
+  --trainer.logger.init_args.save_dir $(RUN) --trainer.logger.init_args.name freshper
+endef
+
 quickstart: $(ENGINE_READY)  ## Train a tiny policy with FreshPER and show that it learned (minutes).
-	@$(MAKE) --no-print-directory train METHOD=configs/quickstart.yaml
+	$(call TRAIN,configs/quickstart.yaml)
 
+learn: RUN = runs/learn
 learn: $(ENGINE_READY)  ## The same run, for up to half an hour.
-	@$(MAKE) --no-print-directory train METHOD=configs/learn.yaml RUN=runs/learn
-
-.PHONY: train
-train:
-	@echo "1/3 building a tiny policy, 2/3 warm start on imperfect play, 3/3 FreshPER"
-	@$(FRESHPER) tiny --path $(RUN)/base --spec.seed $(SEED)
-	@$(FRESHPER) fit -c configs/base.yaml -c configs/frozenlake.yaml -c configs/warm_start.yaml \
-	  --seed_everything $(SEED) --model.path $(RUN)/base --rollout.engine.name transformers \
-	  --trainer.logger.init_args.save_dir $(RUN) --trainer.logger.init_args.name warm_start
-	@$(FRESHPER) export --checkpoint $(RUN)/warm_start/checkpoints/last.ckpt --model $(RUN)/base --path $(RUN)/policy
-	@$(FRESHPER) fit -c configs/base.yaml -c configs/frozenlake.yaml -c configs/freshper.yaml -c $(METHOD) \
-	  --seed_everything $(SEED) --model.path $(RUN)/policy --rollout.engine.name $(ENGINE) \
-	  --trainer.logger.init_args.save_dir $(RUN) --trainer.logger.init_args.name freshper
+	$(call TRAIN,configs/learn.yaml)
 
 lint: $(VENV)/.dev  ## Style and types.
 	$(VENV)/bin/ruff check .

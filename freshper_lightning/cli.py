@@ -54,7 +54,7 @@ class FreshperCLI(LightningCLI):
         parser.add_lightning_class_args(LoopProgress, "progress")
         parser.add_lightning_class_args(Report, "report")
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
-        parser.set_defaults({"checkpoint.save_last": True, "checkpoint.save_on_train_epoch_end": False})
+        parser.set_defaults({"checkpoint.save_last": "link", "checkpoint.save_on_train_epoch_end": True})
         parser.link_arguments("seed_everything", "rollout.seed", compute_fn=int)
         parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=int)
         parser.link_arguments("rollout.sampling.temperature", "model.temperature")
