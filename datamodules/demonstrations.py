@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import torch
 from lightning import LightningDataModule
-from lightning.pytorch.trainer.states import TrainerFn
 from transformers import AutoTokenizer
 
 from datamodules.loader import IterationLoader, validation_batches

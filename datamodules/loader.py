@@ -53,6 +53,10 @@ class IterationLoader:
         """Where in the iteration the loader is, in micro-batches."""
         return {"position": self._position, "micro_batches": self._source.micro_batches}
 
+    def rewind(self, position: int) -> None:
+        """Count the micro-batches from ``position`` on as not yet handed out, in what is saved from here on."""
+        self._position = position
+
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         """Go on at a saved position.
 

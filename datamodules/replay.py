@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from lightning import LightningDataModule
-from lightning.pytorch.trainer.states import TrainerFn
 from numpy.typing import NDArray
 from torch import Tensor
 

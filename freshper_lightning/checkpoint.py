@@ -5,12 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning import Trainer
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from datamodules.loader import IterationLoader
 
 DATA_KEY = "ReplayDataModule"
 """Under this key Lightning stores the data module's state."""
 
 SIDE_FILE_SUFFIX = ".buffer"
+LAST_GOOD = "last_good.ckpt"
 
 
 class ReplayCheckpointIO(TorchCheckpointIO):
@@ -78,3 +83,20 @@ def write_atomically(state: Any, path: Path) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def save_last_good(trainer: Trainer, loader: IterationLoader) -> Path:
+    """Save ``last_good.ckpt`` out of an exception in the middle of an update; a collective. Returns its path.
+
+    The interrupted optimizer batch counts as not begun: fresh data come again, and a replay batch is a new draw.
+    """
+    progress = trainer.fit_loop.epoch_loop.batch_progress
+    unfinished = progress.current.completed % trainer.accumulate_grad_batches
+    for counts in (progress.current, progress.total):
+        counts.completed -= unfinished
+    loader.rewind(progress.current.completed)
+    callback = trainer.checkpoint_callback
+    folder = callback.dirpath if isinstance(callback, ModelCheckpoint) else None
+    path = Path(folder or trainer.default_root_dir) / LAST_GOOD
+    trainer.save_checkpoint(path)
+    return path

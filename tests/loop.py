@@ -1,6 +1,6 @@
 """A whole run in miniature: the objects that the command line makes, on a tiny model and an environment with rewards.
 
-An untrained policy never plays a legal move on the lake, so that all its returns are equal and every advantage is 0.
+An untrained policy never makes a legal move on the lake, so that all its returns are equal and every advantage is 0.
 The environment here scores any reply by a hash of its text: returns differ, and there is a gradient from the start.
 """
 
@@ -33,10 +33,16 @@ SPEC = TinySpec(hidden_size=32, layers=2, heads=2, kv_heads=1, intermediate=64, 
 
 
 class HashScore(gymnasium.Env):
-    """Up to three turns; the hash of seed, turn and reply says what a reply is worth, and whether it ends the game."""
+    """Up to three turns; the hash of seed, turn and reply says what a reply is worth, and whether it ends the game.
+
+    ``levels`` is the number of distinct rewards; one level makes them all 0.
+    """
 
     observation_space = Text(64)
     action_space = ReplySpace()
+
+    def __init__(self, levels=5):
+        self.levels = levels
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -46,7 +52,7 @@ class HashScore(gymnasium.Env):
     def step(self, action):
         score = zlib.crc32(f"{self.seed_of_instance} {self.turn} {action}".encode())
         self.turn += 1
-        reward = (score % 5) / 4
+        reward = (score % self.levels) / max(self.levels - 1, 1)
         info = {"valid": score % 7 > 1, "success": reward > 0.5}
         return f"Got {reward}", reward, score % 3 == 0, self.turn == 3, info
 

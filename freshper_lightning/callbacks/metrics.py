@@ -49,6 +49,7 @@ class MetricBank:
         """Restore what :meth:`state_dict` returned."""
         self._means.clear()
         for name, (total, weight) in state.items():
+            self.update(name, 0.0, 0.0)  # a metric that was never updated warns when it is read
             mean = self._mean(name)
             mean.mean_value, mean.weight = torch.tensor(total).double(), torch.tensor(weight).double()
 

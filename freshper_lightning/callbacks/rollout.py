@@ -1,5 +1,6 @@
 """Alternates rollouts and updates: collects at the start of an iteration, keeps the clock, feeds observations back."""
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,8 +13,10 @@ from transformers import AutoTokenizer
 
 from freshper_lightning.callbacks.checks import check_configuration
 from freshper_lightning.callbacks.metrics import log_scalars
-from freshper_lightning.callbacks.parts import policy_module, replay_data, summary_writers, summing
+from freshper_lightning.callbacks.parts import data_module, policy_module, replay_data, summary_writers, summing
 from freshper_lightning.callbacks.progress import LoopProgress
+from freshper_lightning.checkpoint import save_last_good
+from freshper_lightning.errors import NonFiniteError
 from freshper_lightning.policy.module import PolicyModule
 from freshper_lightning.rollout.collector import Collection, Collector, EnvironmentConfig
 from freshper_lightning.rollout.conversation import ChatFormat, History
@@ -23,6 +26,8 @@ from freshper_lightning.rollout.factory import EngineConfig, build_engine
 from freshper_lightning.rollout.sampling import SamplingConfig
 from freshper_lightning.rollout.seeds import training_instance_seed
 from freshper_lightning.trajectory import ClockReading
+
+logger = logging.getLogger(__name__)
 
 
 class RolloutCallback(Callback):
@@ -168,6 +173,13 @@ class RolloutCallback(Callback):
         data = replay_data(trainer)
         if data is not None:
             data.buffer.prefetch(self.clock)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Leave a checkpoint of the last good update where a loss broke; every rank raises that error together."""
+        data = data_module(trainer)
+        if isinstance(exception, NonFiniteError) and data is not None:
+            path = save_last_good(trainer, data.train_dataloader())
+            logger.error("the last good update is in %s", path)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Close the engine, after everything that could still need its process group."""

@@ -19,7 +19,7 @@ from freshper_lightning.algorithms.inputs import LossInputs, LossOutput
 from freshper_lightning.algorithms.losses import aggregation_coefficients
 from freshper_lightning.errors import NonFiniteError
 from freshper_lightning.policy.net import PolicyNet
-from freshper_lightning.policy.packing import TrajectoryBatch
+from freshper_lightning.policy.packing import Phase, TrajectoryBatch
 
 
 @dataclass(slots=True)
@@ -75,6 +75,7 @@ class PolicyModule(LightningModule):
         self.gradient_norm: Tensor | None = None
         """Norm before clipping of the last applied update."""
         self._skip = False
+        self._phase: Phase = "fresh"
 
     @property
     def policy(self) -> PolicyNet:
@@ -112,7 +113,7 @@ class PolicyModule(LightningModule):
 
     def on_train_batch_start(self, batch: TrajectoryBatch, batch_idx: int) -> None:
         """Note, before the step, whether the update is to be skipped."""
-        self._skip = batch.skip
+        self._skip, self._phase = batch.skip, batch.phase
 
     def training_step(self, batch: TrajectoryBatch, batch_idx: int) -> dict[str, Any]:
         """One forward pass; returns the loss to differentiate and, under ``observation``, what was seen.
@@ -180,10 +181,19 @@ class PolicyModule(LightningModule):
         gradient_clip_val: int | float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip as the trainer is configured to, and keep the norm from before."""
+        """Clip as the trainer is configured to, and keep the norm from before.
+
+        Raises:
+            NonFiniteError: The gradient is not finite though the loss is; clipping would spread it to every parameter.
+        """
         gradients = [p.grad for p in self.policy.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         self.gradient_norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        if not bool(torch.isfinite(self.gradient_norm)):
+            raise NonFiniteError(
+                f"the gradient norm of a {self._phase} batch is {float(self.gradient_norm)} in epoch"
+                f" {self.trainer.current_epoch}"
+            )
         if gradient_clip_val:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm or "norm")
 
