@@ -29,7 +29,7 @@ from freshper_lightning.rollout.collector import EnvironmentConfig
 from freshper_lightning.rollout.factory import EngineConfig
 from freshper_lightning.rollout.sampling import SamplingConfig
 
-SPEC = TinySpec(hidden_size=32, layers=2, heads=2, kv_heads=1, intermediate=64, max_position=256)
+SPEC = TinySpec(hidden_size=64, layers=2, heads=2, kv_heads=1, intermediate=128, max_position=256)
 
 
 class HashScore(gymnasium.Env):
