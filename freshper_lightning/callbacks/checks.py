@@ -8,8 +8,10 @@ from lightning import Trainer
 from datamodules.replay import ReplayDataModule
 from freshper_lightning.algorithms.algorithm import Reinforce
 from freshper_lightning.callbacks.parts import data_module, replay_data
+from freshper_lightning.envs.protocol import make_text_env
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.module import PolicyModule
+from freshper_lightning.rollout.collector import EnvironmentConfig
 
 if TYPE_CHECKING:
     from freshper_lightning.callbacks.rollout import RolloutCallback
@@ -26,6 +28,19 @@ def check_configuration(trainer: Trainer, module: PolicyModule, rollout: "Rollou
     _check_data(trainer, module)
     _check_group(module, rollout)
     _check_ranks(trainer, rollout)
+    check_environment("rollout.environment", rollout.environment)
+
+
+def check_environment(key: str, environment: EnvironmentConfig) -> None:
+    """Make the environment that stands under ``key`` once, so that one that cannot be made is refused in time.
+
+    Raises:
+        ConfigurationError: It cannot be made, or does not speak text.
+    """
+    try:
+        make_text_env(environment.id, environment.kwargs).close()
+    except ValueError as error:
+        raise ConfigurationError(f"{key}: {error}") from error
 
 
 def _check_model(module: PolicyModule) -> None:

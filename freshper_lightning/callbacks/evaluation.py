@@ -4,11 +4,12 @@ from typing import Any, Literal, get_args
 
 from lightning import Callback, LightningModule, Trainer
 
+from freshper_lightning.callbacks.checks import check_environment
 from freshper_lightning.callbacks.metrics import log_scalars
 from freshper_lightning.callbacks.parts import callback_of, policy_module, summing
 from freshper_lightning.callbacks.progress import LoopProgress
 from freshper_lightning.callbacks.rollout import RolloutCallback, summarize
-from freshper_lightning.rollout.collector import Collection
+from freshper_lightning.rollout.collector import Collection, EnvironmentConfig
 from freshper_lightning.rollout.episode import EpisodePlan
 from freshper_lightning.rollout.seeds import evaluation_instance_seed
 
@@ -32,6 +33,7 @@ class EvaluationCallback(Callback):
         at_start: bool = True,
         modes: list[Mode] | None = None,
         instances: int = 0,
+        environment: EnvironmentConfig | None = None,
     ) -> None:
         """Keep the settings.
 
@@ -41,6 +43,8 @@ class EvaluationCallback(Callback):
             at_start: Whether to evaluate before the first update.
             modes: ``sampled``, ``greedy`` or both (default).
             instances: Names the set of instances; not the seed of the run.
+            environment: What is played; that of ``rollout`` by default. An environment that draws its instances from
+                a finite set, such as the rows of a file, needs one of its own here to hold any of them out.
         """
         self.modes: list[Mode] = ["sampled", "greedy"] if modes is None else modes
         if episodes < 1:
@@ -50,11 +54,16 @@ class EvaluationCallback(Callback):
         if not self.modes or any(mode not in get_args(Mode) for mode in self.modes):
             raise ValueError(f"evaluation.modes={self.modes} must be a list of {', '.join(get_args(Mode))}")
         self.episodes, self.every_n_iterations = episodes, every_n_iterations
-        self.at_start, self.instances = at_start, instances
+        self.at_start, self.instances, self.environment = at_start, instances, environment
         self.first: dict[str, float] = {}
         """Metrics of the evaluation before the first update."""
         self.latest: dict[str, float] = {}
         """Metrics of the newest evaluation."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuse an environment that cannot be made, before a model is loaded."""
+        if self.environment is not None:
+            check_environment("evaluation.environment", self.environment)
 
     def evaluate(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
         """Play all held-out instances in every mode with the present weights; logs and returns the metrics."""
@@ -68,7 +77,7 @@ class EvaluationCallback(Callback):
         return metrics
 
     def _play(self, trainer: Trainer, module: LightningModule, rollout: RolloutCallback, mode: Mode) -> Collection:
-        collector = rollout.collector(trainer, policy_module(module))
+        collector = rollout.collector(trainer, policy_module(module), self.environment)
         plans = self._plans(trainer.global_rank, trainer.world_size)
         temperature = 0.0 if mode == "greedy" else None
         bar = trainer.progress_bar_callback

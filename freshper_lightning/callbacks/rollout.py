@@ -79,7 +79,7 @@ class RolloutCallback(Callback):
         self.clock = ClockReading()
         self.environment_steps = 0
         self.engine: RolloutEngine | None = None
-        self._collector: Collector | None = None
+        self._collectors: list[Collector] = []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse what cannot work, before a model is loaded."""
@@ -89,30 +89,41 @@ class RolloutCallback(Callback):
         if data is not None:
             data.bind(self.groups * self.group_size, lambda: self.clock)
 
-    def collector(self, trainer: Trainer, module: PolicyModule) -> Collector:
-        """The collector over this rank's engine, which holds the policy's present weights on return.
+    def collector(
+        self, trainer: Trainer, module: PolicyModule, environment: EnvironmentConfig | None = None
+    ) -> Collector:
+        """The collector of an environment (the training one by default) over this rank's one engine.
 
-        The engine is made at the first call, after the trainer's process group exists; a collective.
+        The engine holds the policy's present weights on return. It is made at the first call, after the trainer's
+        process group exists; a collective.
         """
-        if self._collector is None:
+        engine = self._synchronized_engine(trainer, module)
+        played = self.environment if environment is None else environment
+        for collector in self._collectors:
+            if collector.environment == played:
+                return collector
+        collector = Collector(
+            engine=engine,
+            chat=ChatFormat(AutoTokenizer.from_pretrained(module.path), history=self.history),
+            environment=played,
+            sampling=self.sampling,
+            format_penalty=self.format_penalty,
+            max_failure_share=self.max_failure_share,
+            max_context=self.engine_config.max_model_len,
+        )
+        self._collectors.append(collector)
+        return collector
+
+    def _synchronized_engine(self, trainer: Trainer, module: PolicyModule) -> RolloutEngine:
+        if self.engine is None:
             seed = self.seed + trainer.global_rank
             truncation = self.sampling.truncation()
             self.engine = build_engine(self.engine_config, module.path, seed, module.device, truncation)
-            self._collector = Collector(
-                engine=self.engine,
-                chat=ChatFormat(AutoTokenizer.from_pretrained(module.path), history=self.history),
-                environment=self.environment,
-                sampling=self.sampling,
-                format_penalty=self.format_penalty,
-                max_failure_share=self.max_failure_share,
-                max_context=self.engine_config.max_model_len,
-            )
-        assert self.engine is not None
         if self.engine.weight_version != self.clock.updates:
             start = time.perf_counter()
             self.engine.load_weights(module.policy.checkpoint_tensors(), version=self.clock.updates)
             log_scalars(trainer, {"time/sync": time.perf_counter() - start}, self.clock.updates)
-        return self._collector
+        return self.engine
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin an iteration; not called when a run resumes in the middle of one."""
@@ -182,10 +193,12 @@ class RolloutCallback(Callback):
             logger.error("the last good update is in %s", path)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Close the engine, after everything that could still need its process group."""
+        """Close environments and engine, after everything that could still need the engine's process group."""
+        while self._collectors:
+            self._collectors.pop().close()
         if self.engine is not None:
             self.engine.close()
-        self.engine = self._collector = None
+        self.engine = None
 
     def state_dict(self) -> dict[str, Any]:
         """The clock and the environment steps so far."""
