@@ -1,0 +1,222 @@
+import json
+import sys
+from decimal import Decimal
+from pathlib import Path
+
+import gymnasium
+import pytest
+from gymnasium.utils.env_checker import check_env
+from hypothesis import given
+from hypothesis import strategies as st
+
+from freshper_lightning.envs.math import INSTRUCTION, MathQuestion, parse_reply, read_number
+from freshper_lightning.envs.protocol import make_text_env
+from tests.questions import write_questions
+
+GSM8K = Path(__file__).parents[3] / "shared" / "data"
+
+
+@pytest.fixture
+def path(tmp_path):
+    return str(write_questions(tmp_path / "questions.jsonl", range(50)))
+
+
+def jsonl(path, *rows):
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return str(path)
+
+
+def env_of(tmp_path, answer="#### 18"):
+    env = MathQuestion(path=jsonl(tmp_path / "one.jsonl", {"question": "How many?", "answer": answer}))
+    env.reset(seed=0)
+    return env
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("18", "18"),
+        (" 18.00 ", "18"),
+        ("$1,234.50", "1234.5"),
+        ("-$3", "-3"),
+        ("$-3", "-3"),
+        ("+7.", "7"),
+        ("50%", "50"),
+        ("50 %", "50"),
+        (".5", "0.5"),
+        ("-0", "0"),
+        ("1,000,000", "1000000"),
+    ],
+)
+def test_signs_of_currency_percent_and_thousands_do_not_change_a_number(text, value):
+    assert read_number(text) == Decimal(value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        ".",
+        "$",
+        "-",
+        "%",
+        "1,00",
+        "1,0000",
+        "1 2",
+        "12 apples",
+        "1/2",
+        "1e3",
+        "--1",
+        "-$-1",
+        "x = 3",
+        "٣",
+        "NaN",
+        "1\n2",
+    ],
+)
+def test_anything_but_one_number_is_none(text):
+    assert read_number(text) is None
+
+
+@given(st.decimals(allow_nan=False, allow_infinity=False, places=3, min_value=-(10**12), max_value=10**12))
+def test_every_number_is_read_however_it_is_written(value):
+    written = (f"{value:f}", f"{value:,}", f"${value:,}", f"{value:f}00", f"  {value:f}%.")
+    assert {read_number(text) for text in written} == {value}
+
+
+@given(st.text())
+def test_any_reply_can_be_judged(reply):
+    assert parse_reply(reply) is None or parse_reply(reply).is_finite()
+
+
+def test_a_number_of_any_length_is_read():
+    assert parse_reply("#### " + "9" * 10_000) == Decimal("9" * 10_000)
+
+
+@pytest.mark.parametrize(
+    ("reply", "number"),
+    [
+        ("#### 18", 18),
+        ("She sells 9 eggs.\n9 * 2 = 18\n####18\n\n", 18),
+        ("#### 3\n#### 18", 18),
+        ("  #### $18.00  ", 18),
+        ("#### 18\nThat is all.", None),
+        ("The answer is #### 18", None),
+        ("#### 18 dollars", None),
+        ("#### 17 or 18", None),
+        ("####\n18", None),
+        ("##### 18", None),
+        ("### 18", None),
+        ("The answer is 18", None),
+        ("\\boxed{18}", None),
+        ("<answer>18</answer>", None),
+        ("", None),
+    ],
+)
+def test_only_a_last_line_in_the_format_asked_for_counts(reply, number):
+    assert parse_reply(reply) == number
+
+
+@pytest.mark.parametrize(
+    ("reply", "reward", "valid", "success"),
+    [("9 * 2\n#### 18.0", 1.0, True, True), ("#### 17", 0.1, True, False), ("It is 18.", 0.0, False, False)],
+)
+def test_the_reward_is_graded(tmp_path, reply, reward, valid, success):
+    _, got, terminated, truncated, info = env_of(tmp_path).step(reply)
+    assert (got, terminated, truncated) == (reward, True, False)
+    assert info == {"valid": valid, "success": success}
+
+
+def test_a_question_is_answered_once(tmp_path):
+    env = env_of(tmp_path)
+    env.step("#### 1")
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        env.step("#### 18")
+
+
+def test_the_example_in_the_instruction_is_a_reply_in_the_format_asked_for():
+    assert parse_reply(INSTRUCTION) == 7
+
+
+def test_it_is_a_registered_environment_that_speaks_text(path):
+    check_env(make_text_env("freshper/MathQuestion-v0", {"path": path}).unwrapped, skip_render_check=True)
+
+
+@given(st.integers(0, 2**63 - 1))
+def test_the_seed_alone_chooses_the_question(tmp_path_factory, seed):
+    path = tmp_path_factory.getbasetemp() / "fifty.jsonl"
+    if not path.exists():
+        write_questions(path, range(50))
+    fresh, used = MathQuestion(path=str(path)), MathQuestion(path=str(path))
+    used.reset(seed=seed ^ 1)
+    observation, _ = fresh.reset(seed=seed)
+    assert observation == used.reset(seed=seed)[0]
+    assert observation in fresh.observation_space
+    assert observation == f"{INSTRUCTION}\n\n{fresh.question.text}"
+
+
+def test_even_seeds_reach_every_question_about_equally_often(tmp_path):
+    rows = [{"question": f"Question {index}?", "answer": index} for index in range(10)]
+    env = MathQuestion(path=jsonl(tmp_path / "ten.jsonl", *rows))
+    drawn = [int(env.reset(seed=2 * seed)[0].split()[-1].rstrip("?")) for seed in range(2000)]
+    counts = [drawn.count(index) for index in range(10)]
+    assert sum((count - 200) ** 2 / 200 for count in counts) < 27.9  # 99.9 % of a chi-square with 9 degrees of freedom
+
+
+def test_the_file_is_read_once_for_all_environments(path):
+    first = MathQuestion(path=path)
+    Path(path).unlink()
+    assert MathQuestion(path=path).questions is first.questions
+
+
+def test_questions_of_gsm8k_are_read(tmp_path):
+    files = [*GSM8K.glob("gsm8k_*.jsonl"), write_questions(tmp_path / "made.jsonl", range(200))]
+    for file in files:
+        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        env = MathQuestion(path=str(file))
+        assert [question.text for question in env.questions] == [row["question"].strip() for row in rows]
+        for row, question in zip(rows, env.questions, strict=True):
+            assert parse_reply(row["answer"]) == question.answer
+
+
+def test_an_answer_may_be_a_bare_number_and_fields_may_have_other_names(tmp_path):
+    path = jsonl(
+        tmp_path / "other.jsonl", {"problem": "1 + 1?", "solution": 2}, {"problem": "1 / 2?", "solution": "0.50"}
+    )
+    env = MathQuestion(path=path, question_field="problem", answer_field="solution")
+    assert [question.answer for question in env.questions] == [2, Decimal("0.5")]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "holds no questions"),
+        (["", "  "], "holds no questions"),
+        (['{"question": '], "line 1 is not JSON"),
+        (["", "[1, 2]"], "line 2 must be a JSON object"),
+        ([{"question": "?", "result": "1"}], "row 1 has no answer_field='answer'; its fields are question, result"),
+        ([{"answer": "1"}], "row 1 has no question_field='question'; its fields are answer"),
+        ([{"question": "?", "answer": 1}, {"question": "?", "answer": "blue"}], "row 2: answer must be a number"),
+        ([{"question": "?", "answer": True}], "row 1: answer must be a number"),
+        ([{"question": " ", "answer": 1}], "row 1: question must be a text"),
+    ],
+)
+def test_a_file_that_cannot_serve_is_refused(tmp_path, rows, message):
+    path = jsonl(tmp_path / "broken.jsonl", *rows)
+    with pytest.raises(ValueError, match=r"path=.*broken\.jsonl") as refusal:
+        MathQuestion(path=path)
+    assert message in str(refusal.value)
+
+
+def test_a_missing_file_and_a_missing_source_are_refused_by_key(tmp_path):
+    with pytest.raises(ValueError, match=r"path='nowhere\.jsonl' is not a file"):
+        MathQuestion(path="nowhere.jsonl")
+    for arguments in ({}, {"path": "a", "dataset": "b"}):
+        with pytest.raises(ValueError, match="exactly one of path and dataset"):
+            MathQuestion(**arguments)
+
+
+def test_a_data_set_without_the_package_is_refused_with_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ValueError, match="dataset='openai/gsm8k' needs the package datasets"):
+        MathQuestion(dataset="openai/gsm8k", config="main")
