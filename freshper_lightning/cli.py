@@ -30,6 +30,7 @@ __all__ = ["DemonstrationsDataModule", "FSDP2Strategy", "FreshperCLI", "ReplayDa
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "export": commands.export,
+    "smollm2": commands.smollm2,
     "tiny": commands.tiny,
 }
 """Subcommands beside those of LightningCLI."""

