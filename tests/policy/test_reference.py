@@ -1,0 +1,42 @@
+"""The KL term to a frozen reference, through the real loop."""
+
+import pytest
+import torch
+
+from freshper_lightning.algorithms.algorithm import GRPO
+from freshper_lightning.policy.net import PolicyNet
+from tests.loop import Recorder, fit, policy, replay_data
+
+
+@pytest.fixture
+def run(model_path, tmp_path):
+    seen = Recorder()
+    module = policy(model_path, algorithm=GRPO(kl_coefficient=0.5))
+    trained = fit(tmp_path, module, replay_data(), extra=(seen,))
+    return module, trained, seen
+
+
+def test_kl_to_the_reference_starts_at_zero_and_grows_as_the_policy_moves(run):
+    _, _, seen = run
+    kl = [float(values.mean()) for values in seen.metric("kl_reference")]
+    assert kl[0] == pytest.approx(0.0, abs=1e-9)
+    assert kl[-1] > 1e-6
+
+
+def test_the_reference_keeps_its_weights_and_has_no_gradient(run):
+    module, _, _ = run
+    fresh = PolicyNet.from_pretrained(module.path)
+    for kept, original in zip(module.reference.parameters(), fresh.parameters(), strict=True):
+        assert torch.equal(kept, original)
+        assert kept.grad is None
+        assert not kept.requires_grad
+
+
+def test_the_checkpoint_leaves_the_reference_out_and_a_resumed_run_has_it_again(run, model_path, tmp_path):
+    _, trained, _ = run
+    path = trained.checkpoint_callback.last_model_path
+    assert not [key for key in torch.load(path, weights_only=True)["state_dict"] if key.startswith("reference.")]
+    seen = Recorder()
+    module = policy(model_path, algorithm=GRPO(kl_coefficient=0.5))
+    fit(tmp_path / "more", module, replay_data(), ckpt_path=path, iterations=3, extra=(seen,))
+    assert float(seen.metric("kl_reference")[0].mean()) > 1e-6
