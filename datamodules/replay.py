@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from datamodules.loader import IterationLoader, validation_batches
+from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.packing import Phase, TrajectoryBatch, collate
 from freshper_lightning.replay import AbsoluteAdvantage, Decay, Draw, ExponentialDecay, Priority, ReplayBuffer
 from freshper_lightning.replay.clock import ClockName
@@ -105,11 +106,11 @@ class ReplayDataModule(LightningDataModule):
         """Tell the size of an iteration (over all ranks) and where to read the clock.
 
         Raises:
-            ValueError: The sizes do not divide.
+            ConfigurationError: The sizes do not divide.
         """
         size = trajectories_per_iteration
         if size % self.batch_size:
-            raise ValueError(
+            raise ConfigurationError(
                 f"data.batch_size={self.batch_size} must divide rollout.groups x rollout.group_size = {size}"
             )
         _require("capacity", self.buffer.capacity, self.buffer.capacity >= size, f"at least one iteration ({size})")
@@ -231,4 +232,4 @@ class ReplayDataModule(LightningDataModule):
 
 def _require(key: str, value: float, holds: bool, allowed: str) -> None:
     if not holds or not math.isfinite(value):
-        raise ValueError(f"data.{key}={value} must be {allowed}")
+        raise ConfigurationError(f"data.{key}={value} must be {allowed}")

@@ -123,5 +123,12 @@ def _quiet() -> None:
     logging.getLogger("freshper_lightning").setLevel(logging.INFO)
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(lambda record: "litlogger" not in record.msg)
     transformers.utils.logging.disable_progress_bar()
-    for hint in (".*does not have many workers.*", ".*`val_dataloader`.*", ".*LeafSpec.*", ".*litlogger.*"):
+    for hint in (
+        ".*does not have many workers.*",
+        ".*`val_dataloader`.*",
+        ".*LeafSpec.*",
+        ".*across ranks is zero.*",
+        ".*sync_dist=True.*",
+        ".*litlogger.*",
+    ):
         warnings.filterwarnings("ignore", message=hint)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning import Trainer
+from transformers import AutoTokenizer
 
 from datamodules.replay import ReplayDataModule
 from freshper_lightning.algorithms.algorithm import Reinforce
@@ -11,7 +12,9 @@ from freshper_lightning.callbacks.parts import data_module, replay_data
 from freshper_lightning.envs.protocol import make_text_env
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.module import PolicyModule
+from freshper_lightning.rollout.checkpoint import stop_token_ids
 from freshper_lightning.rollout.collector import EnvironmentConfig
+from freshper_lightning.rollout.conversation import ChatFormat
 
 if TYPE_CHECKING:
     from freshper_lightning.callbacks.rollout import RolloutCallback
@@ -28,6 +31,7 @@ def check_configuration(trainer: Trainer, module: PolicyModule, rollout: "Rollou
     _check_data(trainer, module)
     _check_group(module, rollout)
     _check_ranks(trainer, rollout)
+    _check_tokenizer(module, rollout)
     check_environment("rollout.environment", rollout.environment)
 
 
@@ -47,6 +51,19 @@ def _check_model(module: PolicyModule) -> None:
     if not (Path(module.path) / "config.json").is_file():
         raise ConfigurationError(
             f"model.path={module.path!r} is not the folder of a Hugging Face model: no config.json in it"
+        )
+
+
+def _check_tokenizer(module: PolicyModule, rollout: "RolloutCallback") -> None:
+    try:
+        chat = ChatFormat(AutoTokenizer.from_pretrained(module.path), history=rollout.history)
+        stops = stop_token_ids(module.path)
+    except ValueError as error:
+        raise ConfigurationError(f"model.path={module.path!r}: {error}") from error
+    if chat.end_token_id not in stops:
+        raise ConfigurationError(
+            f"model.path={module.path!r}: the chat template ends a reply with {chat.end_token!r} ({chat.end_token_id}),"
+            f" which is not among the eos_token_id {list(stops)} of the generation config, so that no reply would stop"
         )
 
 
