@@ -35,6 +35,16 @@ COMMANDS: dict[str, Callable[..., Any]] = {
 }
 """Subcommands beside those of LightningCLI."""
 
+HINTS = (
+    "does not have many workers",
+    "`val_dataloader`",
+    "length of `list` across ranks is zero",
+    "sync_dist=True",
+    "LeafSpec",
+    "litlogger",
+)
+"""Parts of warnings of Lightning's about what is done here on purpose."""
+
 
 class FreshperCLI(LightningCLI):
     """Every part of a run is one group of keys: model, data, rollout, evaluation, checkpoint, report, trainer."""
@@ -123,12 +133,5 @@ def _quiet() -> None:
     logging.getLogger("freshper_lightning").setLevel(logging.INFO)
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(lambda record: "litlogger" not in record.msg)
     transformers.utils.logging.disable_progress_bar()
-    for hint in (
-        ".*does not have many workers.*",
-        ".*`val_dataloader`.*",
-        ".*LeafSpec.*",
-        ".*across ranks is zero.*",
-        ".*sync_dist=True.*",
-        ".*litlogger.*",
-    ):
-        warnings.filterwarnings("ignore", message=hint)
+    for hint in HINTS:
+        warnings.filterwarnings("ignore", message=f".*{hint}.*")

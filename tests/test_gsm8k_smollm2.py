@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 from datamodules.replay import ReplayDataModule
 from freshper_lightning.callbacks.report import read_scalars
 from freshper_lightning.checkpoint import ReplayCheckpointIO
+from freshper_lightning.envs.math import MathQuestion
 from freshper_lightning.policy.net import PolicyNet
 from freshper_lightning.policy.packing import collate
 from freshper_lightning.rollout.conversation import ChatFormat
@@ -159,3 +160,13 @@ def test_the_last_checkpoint_holds_a_trained_model_of_finite_weights(run):
     net.load_state_dict({name.removeprefix("net."): value for name, value in state.items()})
     assert all(torch.isfinite(value).all() for value in net.state_dict().values())
     assert any(not torch.equal(start[name], value) for name, value in net.state_dict().items())
+
+
+def test_the_same_questions_come_from_a_data_set(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "data").mkdir()
+    file = write_questions(tmp_path / "data" / "train.jsonl", range(20))
+    source = {"dataset": str(tmp_path / "data")}
+    assert MathQuestion(**source).questions == MathQuestion(path=str(file)).questions
+    with pytest.raises(ValueError, match=r"split='test' cannot be loaded"):
+        MathQuestion(**source, split="test")
