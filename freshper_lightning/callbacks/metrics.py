@@ -51,7 +51,7 @@ class MetricBank:
         for name, (total, weight) in state.items():
             self.update(name, 0.0, 0.0)  # a metric that was never updated warns when it is read
             mean = self._mean(name)
-            mean.mean_value, mean.weight = torch.tensor(total).double(), torch.tensor(weight).double()
+            mean.mean_value, mean.weight = torch.tensor([total, weight], dtype=torch.float64)
 
 
 def log_scalars(trainer: Trainer, metrics: Mapping[str, float], step: int) -> None:

@@ -155,6 +155,11 @@ class ReplayMonitor(Callback):
         data.seconds_sampling = 0.0
         return metrics
 
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Write out what the loggers hold back: a resumed run logs nothing from before its checkpoint again."""
+        for logger in trainer.loggers:
+            logger.save()
+
     def state_dict(self) -> dict[str, Any]:
         """Counts so far and the means of the iteration under way."""
         return {"bank": self.bank.state_dict(), "skipped": self.skipped, "trained": dict(self.trained)}

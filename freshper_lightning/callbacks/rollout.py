@@ -125,6 +125,16 @@ class RolloutCallback(Callback):
             log_scalars(trainer, {"time/sync": time.perf_counter() - start}, self.clock.updates)
         return self.engine
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Have an iteration begun where a run resumes from the last batch of the one before.
+
+        Lightning takes such a checkpoint for one from the middle of an epoch and would not call
+        :meth:`on_train_epoch_start`.
+        """
+        loop = trainer.fit_loop
+        if loop.epoch_loop.restarted_on_train_batch_end and loop.epoch_loop.batch_progress.is_last_batch:
+            loop.reset_restart_stage()
+
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin an iteration; not called when a run resumes in the middle of one."""
         data = replay_data(trainer)
@@ -161,7 +171,9 @@ class RolloutCallback(Callback):
         return plans
 
     def _log(self, trainer: Trainer, module: PolicyModule, collection: Collection, seconds: float) -> None:
-        metrics = {f"rollout/{k}": v for k, v in summarize(collection, summing(trainer)).items()}
+        summary = summarize(collection, summing(trainer))
+        speed = {"time/engine_tokens_per_second": summary.pop("engine_tokens_per_second")}
+        metrics = {f"rollout/{name}": value for name, value in summary.items()} | speed
         metrics["rollout/environment_steps"] = float(self.environment_steps)
         metrics["time/rollout"] = seconds
         log_scalars(trainer, metrics, self.clock.updates)

@@ -1,0 +1,63 @@
+"""The command line on the tiny run: in this process, or in one that may be killed."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from lightning import Callback
+
+from freshper_lightning.checkpoint import ReplayCheckpointIO, write_atomically
+from freshper_lightning.cli import main
+
+ROOT = Path(__file__).parent.parent
+TINY = Path(__file__).parent / "data" / "tiny.yaml"
+
+
+class KillingCheckpointIO(ReplayCheckpointIO):
+    """Ends the process with SIGKILL around a checkpoint: ``after`` so many are whole, or ``within`` the next one."""
+
+    def __init__(self, after: int, within: bool = False) -> None:
+        self.after, self.within, self.saved = after, within, 0
+
+    def save_checkpoint(self, checkpoint, path, storage_options=None):
+        if self.within and self.saved == self.after:
+            Path(f"{path}.tmp").write_bytes(b"torn")
+            write_atomically({}, Path(f"{path}.buffer"))
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().save_checkpoint(checkpoint, path, storage_options)
+        self.saved += 1
+        if not self.within and self.saved == self.after:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def environment(model: Path, runs: Path) -> dict[str, str]:
+    return {"TINY_MODEL": str(model), "TINY_RUNS": str(runs)}
+
+
+def in_this_process(monkeypatch, model: Path, runs: Path, *arguments: str, command: str = "fit") -> None:
+    for name, value in environment(model, runs).items():
+        monkeypatch.setenv(name, value)
+    main([command, "-c", str(TINY), *arguments])
+
+
+def in_another_process(model: Path, runs: Path, *arguments: str, command: str = "fit") -> subprocess.CompletedProcess:
+    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    return subprocess.run(
+        [sys.executable, "-m", "freshper_lightning", command, "-c", str(TINY), *arguments],
+        cwd=ROOT,
+        env=os.environ | environment(model, runs) | threads,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+class SaveAtEnd(Callback):
+    """One more checkpoint when fit is over, whatever else triggers them."""
+
+    def on_train_end(self, trainer, pl_module):
+        trainer.save_checkpoint(Path(trainer.log_dir) / "last_of_all.ckpt")

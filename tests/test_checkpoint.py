@@ -1,0 +1,78 @@
+import os
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from freshper_lightning.checkpoint import ReplayCheckpointIO, side_file, write_atomically
+from tests.loop import fit, policy, replay_data
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory, model_path):
+    """Folder of a run that kept every checkpoint, and its data module."""
+    folder, data = tmp_path_factory.mktemp("saved"), replay_data()
+    keep_all = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=5, save_top_k=-1)
+    fit(folder, policy(model_path), data, checkpoint=keep_all)
+    return folder, data
+
+
+def test_checkpoint_and_side_file_hold_tensors_and_primitives_only(saved):
+    folder, data = saved
+    checkpoint = torch.load(folder / "step=10.ckpt", weights_only=True)
+    assert checkpoint["ReplayDataModule"]["buffer"] == "step=10.ckpt.buffer"
+    buffer = torch.load(folder / "step=10.ckpt.buffer", weights_only=True)
+    assert len(buffer["columns"]["ids"]) == len(data.buffer)
+
+
+def test_loading_puts_the_buffer_that_is_named_in_its_place(saved):
+    folder, data = saved
+    state = ReplayCheckpointIO().load_checkpoint(folder / "step=10.ckpt")["ReplayDataModule"]
+    restored = replay_data()
+    restored.load_state_dict(state)
+    assert restored.buffer.ids().tolist() == data.buffer.ids().tolist()
+
+
+def test_a_link_to_a_checkpoint_finds_the_buffer_beside_the_checkpoint(saved, tmp_path):
+    folder, _ = saved
+    link = folder / "last.ckpt"
+    os.symlink("step=5.ckpt", link)
+    assert ReplayCheckpointIO().load_checkpoint(link)["global_step"] == 5
+    link.unlink()
+
+
+def test_a_missing_checkpoint_or_buffer_is_named(saved, tmp_path):
+    folder, _ = saved
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint .*none\.ckpt"):
+        ReplayCheckpointIO().load_checkpoint(tmp_path / "none.ckpt")
+    (tmp_path / "step=5.ckpt").write_bytes((folder / "step=5.ckpt").read_bytes())
+    with pytest.raises(FileNotFoundError, match=r"step=5\.ckpt needs the replay buffer .*step=5\.ckpt\.buffer"):
+        ReplayCheckpointIO().load_checkpoint(tmp_path / "step=5.ckpt")
+
+
+def test_old_checkpoints_go_with_their_side_files(tmp_path, model_path):
+    newest = ModelCheckpoint(tmp_path / "kept", filename="{step}", every_n_train_steps=3, save_top_k=1)
+    fit(tmp_path, policy(model_path), replay_data(), checkpoint=newest)
+    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["step=12.ckpt", "step=12.ckpt.buffer"]
+
+
+def test_no_checkpoint_is_there_before_its_buffer_is(tmp_path):
+    """A writer that fails at the checkpoint has written the buffer, and one that fails at the buffer nothing."""
+    io, path = ReplayCheckpointIO(), tmp_path / "a.ckpt"
+    with pytest.raises(AttributeError, match="pickle"):
+        io.save_checkpoint({"ReplayDataModule": {"buffer": {"x": 1}}, "bad": lambda: 0}, path)
+    assert side_file(path).is_file()
+    assert not path.exists()
+    other = tmp_path / "b.ckpt"
+    with pytest.raises(AttributeError, match="pickle"):
+        io.save_checkpoint({"ReplayDataModule": {"buffer": lambda: 0}}, other)
+    assert not other.exists()
+    assert not side_file(other).exists()
+
+
+def test_a_file_holds_the_old_content_until_the_new_is_whole(tmp_path):
+    path = tmp_path / "x"
+    write_atomically({"a": 1}, path)
+    with pytest.raises(AttributeError, match="pickle"):
+        write_atomically({"a": lambda: 0}, path)
+    assert torch.load(path, weights_only=True) == {"a": 1}

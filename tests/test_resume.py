@@ -1,0 +1,110 @@
+"""A run that is killed and resumed ends as one that was not: same logs, weights, optimizer and buffer, bit by bit."""
+
+import json
+import signal
+
+import pytest
+import torch
+
+from freshper_lightning.callbacks.report import read_scalars
+from tests.command import in_another_process, in_this_process
+
+SAVE_AT_END = "--trainer.callbacks+=tests.command.SaveAtEnd"
+
+WHEN = {
+    "at the border, by iterations": ("--checkpoint.every_n_epochs=1", 1, 6),
+    "at the border, by updates": ("--checkpoint.every_n_train_steps=6", 2, 12),
+    "in the middle, in fresh data": ("--checkpoint.every_n_train_steps=7", 1, 7),
+    "in the middle, in replay": ("--checkpoint.every_n_train_steps=4", 2, 8),
+}
+"""Trigger, checkpoint after which the process is killed, and updates then; an iteration has 6, of which 2 are fresh."""
+
+
+def killing(after, within=False):
+    plugin = {"class_path": "tests.command.KillingCheckpointIO", "init_args": {"after": after, "within": within}}
+    return f"--trainer.plugins={json.dumps(plugin)}"
+
+
+def scalars(folder):
+    return {tag: points for tag, points in read_scalars(folder / "run").items() if not tag.startswith("time/")}
+
+
+def final(folder):
+    """Everything that the last checkpoint of a finished run holds and a user could miss, without names of files."""
+    last = torch.load(folder / "run" / "last_of_all.ckpt", weights_only=True)
+    buffer = torch.load(folder / "run" / "last_of_all.ckpt.buffer", weights_only=True)
+    callbacks = {name: state for name, state in last["callbacks"].items() if not name.startswith("ModelCheckpoint")}
+    return last["state_dict"], last["optimizer_states"], buffer, callbacks
+
+
+def assert_same(one, other, where=""):
+    if isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype, where
+        assert torch.equal(one, other) or torch.equal(one.isnan(), other.isnan()), where
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for key in one:
+            assert_same(one[key], other[key], f"{where}/{key}")
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), where
+        for index, (mine, theirs) in enumerate(zip(one, other, strict=True)):
+            assert_same(mine, theirs, f"{where}/{index}")
+    else:
+        assert one == other or one != one, where
+
+
+def assert_ended_alike(folder, other):
+    seen, expected = scalars(folder), scalars(other)
+    assert seen.keys() == expected.keys()
+    for tag, points in expected.items():
+        assert seen[tag] == points, tag
+    for mine, theirs in zip(final(folder), final(other), strict=True):
+        assert_same(mine, theirs)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory, model_path):
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    with pytest.MonkeyPatch.context() as patch:
+        in_this_process(patch, model_path, folder, SAVE_AT_END)
+    return folder
+
+
+@pytest.mark.parametrize("when", WHEN)
+def test_a_run_that_is_killed_and_resumed_ends_as_the_uninterrupted_one(
+    tmp_path, monkeypatch, model_path, uninterrupted, when
+):
+    trigger, after, step = WHEN[when]
+    killed = in_another_process(model_path, tmp_path, trigger, killing(after))
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    (checkpoint,) = (tmp_path / "run" / "checkpoints").glob(f"*step={step}.ckpt")
+    in_this_process(monkeypatch, model_path, tmp_path, SAVE_AT_END, trigger, f"--ckpt_path={checkpoint}")
+    assert_ended_alike(tmp_path, uninterrupted)
+
+
+def test_a_run_may_be_killed_more_than_once(tmp_path, monkeypatch, model_path, uninterrupted):
+    """First at the last update of an iteration, then in the middle of another."""
+    trigger, folder = "--checkpoint.every_n_train_steps=2", tmp_path / "run" / "checkpoints"
+    for after, resume in ((3, ()), (5, ("--ckpt_path", str(folder / "epoch=0-step=6.ckpt")))):
+        killed = in_another_process(model_path, tmp_path, trigger, killing(after), *resume)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+    in_this_process(
+        monkeypatch, model_path, tmp_path, SAVE_AT_END, trigger, f"--ckpt_path={folder / 'epoch=2-step=16.ckpt'}"
+    )
+    assert_ended_alike(tmp_path, uninterrupted)
+
+
+def test_a_run_killed_while_it_writes_resumes_from_the_checkpoint_before(
+    tmp_path, monkeypatch, model_path, uninterrupted
+):
+    """A torn temporary file and a newer side file that no checkpoint names are in the way, and do not matter."""
+    trigger = "--checkpoint.every_n_train_steps=4"
+    killed = in_another_process(model_path, tmp_path, trigger, killing(after=1, within=True))
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    folder = tmp_path / "run" / "checkpoints"
+    names = {path.name for path in folder.iterdir()}
+    (whole,) = {name for name in names if name.endswith("step=4.ckpt")}
+    assert names > {f"{whole}.buffer", whole}
+    assert {name for name in names if "step=8" in name} == {"epoch=1-step=8.ckpt.tmp", "epoch=1-step=8.ckpt.buffer"}
+    in_this_process(monkeypatch, model_path, tmp_path, SAVE_AT_END, trigger, f"--ckpt_path={folder / whole}")
+    assert_ended_alike(tmp_path, uninterrupted)
