@@ -108,8 +108,9 @@ def trainer(
         Report(enabled=False),
         ReplayMonitor(),
         *extra,
-        checkpoint or ModelCheckpoint(save_last=True, save_on_train_epoch_end=False),
     ]
+    if fields.get("enable_checkpointing", True):
+        callbacks.append(checkpoint or ModelCheckpoint(save_last=True, save_on_train_epoch_end=False))
     defaults = {
         "accelerator": "cpu",
         "devices": 1,

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.functional import nll_loss
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 
@@ -64,7 +65,7 @@ class PolicyNet(nn.Module):
         selected = hidden.last_hidden_state.flatten(0, 1)[predicted_from]
         logits = self.model.get_output_embeddings()(selected).float() / temperature
         all_log_probs = logits.log_softmax(dim=-1)
-        log_probs = all_log_probs.gather(-1, targets[:, None])[:, 0]
+        log_probs = -nll_loss(all_log_probs, targets, reduction="none")
         entropy = -(all_log_probs.exp() * all_log_probs).sum(dim=-1) if with_entropy else None
         return TokenStatistics(log_probs, entropy)
 
