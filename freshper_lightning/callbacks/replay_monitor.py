@@ -20,6 +20,9 @@ from freshper_lightning.policy.packing import TrajectoryBatch
 AGE_EDGES = (1.0, 10.0, 30.0, 100.0, 300.0)
 """Borders of the age buckets, in units of the buffer's clock."""
 
+SHOWN = ("update/demonstration/loss", "update/fresh/loss", "update/replay/ess_token")
+"""Metrics on the progress bar."""
+
 RENAMED = {"clipped": "clip_share"}
 
 
@@ -133,7 +136,7 @@ class ReplayMonitor(Callback):
         if data is not None:
             metrics |= self._buffer_metrics(trainer, data, rollout)
         log_scalars(trainer, metrics, rollout.clock.updates)
-        shown = {k.split("/")[-1]: v for k, v in metrics.items() if k.endswith(("fresh/loss", "replay/ess_token"))}
+        shown = {key.split("/")[-1]: metrics[key] for key in SHOWN if key in metrics}
         pl_module.log_dict(shown, prog_bar=True, logger=False)
 
     def _buffer_metrics(self, trainer: Trainer, data: ReplayDataModule, rollout: RolloutCallback) -> dict[str, float]:

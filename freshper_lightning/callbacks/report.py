@@ -17,6 +17,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 
 SUCCESS = "evaluation/{mode}/success"
+RETURN = "evaluation/{mode}/return"
 STEPS = "evaluation/environment_steps"
 
 
@@ -47,17 +48,21 @@ class Report(Callback):
 
 def _success(trainer: Trainer) -> list[tuple[str, str]]:
     evaluation = callback_of(trainer, EvaluationCallback)
+    first, latest = evaluation.first, evaluation.latest
     rows = []
     for mode in evaluation.modes:
-        values = [m.get(SUCCESS.format(mode=mode)) for m in (evaluation.first, evaluation.latest)]
-        shown = ["-" if v is None else _with_interval(v, evaluation.episodes) for v in values]
-        rows.append(
-            (f"success, {mode}", f"{shown[0]} before, {shown[1]} after ({evaluation.episodes} held-out episodes)")
-        )
+        success, score = SUCCESS.format(mode=mode), RETURN.format(mode=mode)
+        before, after = (_with_interval(m.get(success), evaluation.episodes) for m in (first, latest))
+        rows.append((f"success, {mode}", f"{before} before, {after} after ({evaluation.episodes} held-out episodes)"))
+        if latest.get(score) != latest.get(success):
+            before, after = (f"{m[score]:.3f}" if score in m else "-" for m in (first, latest))
+            rows.append((f"return, {mode}", f"{before} before, {after} after"))
     return rows
 
 
-def _with_interval(share: float, episodes: int) -> str:
+def _with_interval(share: float | None, episodes: int) -> str:
+    if share is None:
+        return "-"
     return f"{100 * share:.1f} % ± {196 * math.sqrt(share * (1 - share) / episodes):.1f}"
 
 
