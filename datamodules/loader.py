@@ -6,6 +6,7 @@ from typing import Protocol
 from lightning import Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
+from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.packing import TrajectoryBatch
 
 
@@ -61,11 +62,12 @@ class IterationLoader:
         """Go on at a saved position.
 
         Raises:
-            ValueError: The position is inside an optimizer batch, or was counted in micro-batches of another number.
+            ConfigurationError: The position was counted in micro-batches of another number.
+            ValueError: The position is inside an optimizer batch.
         """
         position, saved = state_dict["position"], state_dict["micro_batches"]
         if saved != self._source.micro_batches:
-            raise ValueError(
+            raise ConfigurationError(
                 f"trainer.accumulate_grad_batches={self._source.micro_batches}, but the checkpoint was written with"
                 f" {saved}; resume with the same number"
             )

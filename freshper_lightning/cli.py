@@ -12,6 +12,7 @@ from lightning import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.plugins.io import CheckpointIO
+from omegaconf.errors import OmegaConfBaseException
 
 from datamodules.demonstrations import DemonstrationsDataModule
 from datamodules.replay import ReplayDataModule
@@ -22,6 +23,7 @@ from freshper_lightning.callbacks.replay_monitor import ReplayMonitor
 from freshper_lightning.callbacks.report import Report
 from freshper_lightning.callbacks.rollout import RolloutCallback
 from freshper_lightning.checkpoint import ReplayCheckpointIO
+from freshper_lightning.cli_parser import FreshperParser, refusal
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.module import PolicyModule
 from freshper_lightning.strategies import FSDP2Strategy
@@ -75,7 +77,7 @@ class FreshperCLI(LightningCLI):
         try:
             super().instantiate_classes()
         except ValueError as error:
-            raise ConfigurationError(str(error)) from error
+            raise ConfigurationError(refusal(str(error))) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Make the trainer; checkpoints are written by ReplayCheckpointIO unless the user names another plugin."""
@@ -97,16 +99,17 @@ def main(args: Sequence[str] | None = None) -> None:
             )
         else:
             _run_lightning(None if args is None else arguments)
-    except ConfigurationError as error:
+    except (ConfigurationError, OmegaConfBaseException) as error:
         sys.exit(f"freshper: error: {error}")
 
 
 def _run_lightning(arguments: list[str] | None) -> None:
-    parser = {"parser_mode": "omegaconf", "default_env": True}
+    parser = {"parser_mode": "omegaconf", "default_env": True, "allow_abbrev": False}
     FreshperCLI(
         PolicyModule,
         LightningDataModule,
         subclass_mode_data=True,
+        parser_class=FreshperParser,
         save_config_callback=SaveConfigCallback,
         save_config_kwargs={"overwrite": True},
         trainer_defaults={

@@ -1,0 +1,130 @@
+"""What the command line says to a wrong key or value: a few lines with the key, the value and what is allowed."""
+
+import difflib
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Iterable
+from typing import NoReturn
+
+from jsonargparse import ArgumentParser
+from lightning.pytorch.cli import LightningArgumentParser
+
+MOST_SHOWN = 16
+"""Longest list of alternatives; of a longer one only those with a similar name are shown."""
+
+_KEY = re.compile(r'Parser key "([^"]+)"')
+_CLASS_PATH = re.compile(r"class_path[ =]'([\w.]+)'")
+_UNKNOWN = re.compile(
+    r"(?:(?:Group '(?P<group>[\w.]+)'|Subcommand '\w+') does not accept option|Option) '(?P<option>[\w.]+)'"
+)
+_UNKNOWN_CLASS = re.compile(r"Expected a dot import path string: (\S+)")
+_EXPECTED = re.compile(r"Expected a (typing\.Literal\[.*?\]|<class '[\w.]+'>|[\w.]+\[.*?\])(?:\. Got value: (.*))?")
+_GIVEN = re.compile(r"Given value: (?:NestedArg\(key='[\w.]+', val=)?(.*?)\)?$", re.MULTILINE)
+_REFUSED = re.compile(r"^ *- (?!Expected a )(.*)$", re.MULTILINE)
+_TYPE = re.compile(r"(?!collections\.|typing\.)\b[a-z_]\w*(?:\.\w+)+")
+
+
+class FreshperParser(LightningArgumentParser):
+    """Ends with exit code 2 and one short message where the parser of Lightning prints pages of usage."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Print what :func:`explain` makes of the message, and end the process."""
+        if not self.exit_on_error:  # a parser inside another, which adds the key and the class
+            super().error(message, ex)
+        parser: ArgumentParser = getattr(ex, "subcommand_parser", None) or self
+        program = parser.prog.replace(" [options]", "")
+        sys.stderr.write(f"freshper: error: {explain(message, _types(parser))}\n`{program} --help` lists every key.\n")
+        self.exit(2)
+
+
+def _types(parser: ArgumentParser) -> dict[str, str]:
+    """The type of each key as text; those of the subcommands where the parser only chooses one of them."""
+    types: dict[str, str] = {}
+    for action in parser._actions:
+        for subparser in action.choices.values() if isinstance(action.choices, dict) else ():
+            types |= _types(subparser)
+        types[action.dest] = str(getattr(action, "_typehint", ""))
+    return types
+
+
+def explain(message: str, types: dict[str, str]) -> str:
+    """The parser's message in the words of a user of the keys in ``types``, which gives the type of each as text."""
+    key = ".".join(_KEY.findall(message))
+    value = next(iter(_GIVEN.findall(message)), "")
+    if message.startswith("unrecognized arguments: "):
+        return _unknown_key(message.split()[2].lstrip("-").split("=")[0], types)
+    if unknown := _UNKNOWN.search(message):
+        return _unknown_option(key, unknown, _CLASS_PATH.findall(message), types)
+    if named := _UNKNOWN_CLASS.search(message):
+        return _unknown_class(key, named.group(1), f"{message}\n{types.get(key, '')}")
+    if expected := _EXPECTED.findall(message):
+        allowed = [_plain(kind) for kind, _ in expected if kind != "<class 'NoneType'>"]
+        value = next((got for _, got in expected if got), value)
+        return f"{key}={value} must be {' or '.join(dict.fromkeys(allowed))}"
+    return _KEY.sub(r"\1", refusal(message))
+
+
+def refusal(message: str) -> str:
+    """The sentence of the part that refused a value, without the list of the types that the parser tried."""
+    sentences = _REFUSED.findall(message) if "Subtypes: " in message else []
+    return sentences[-1] if sentences else message
+
+
+def _unknown_option(key: str, unknown: re.Match[str], class_paths: list[str], types: dict[str, str]) -> str:
+    option = unknown["option"]
+    if not class_paths:
+        return _unknown_key(f"{unknown['group']}.{option}" if unknown["group"] else option, types)
+    cls = _imported(class_paths[-1])
+    if cls is None:
+        return _unknown_key(f"{key}.{option}", types)
+    allowed = [name for name in inspect.signature(cls).parameters if name not in ("params", "args", "kwargs")]
+    return f"{key}.{option} is not a setting of {cls.__name__}; {_alternatives(option, allowed)}"
+
+
+def _unknown_key(key: str, known: Iterable[str]) -> str:
+    key = key.replace(".init_args", "")
+    parent = key.rpartition(".")[0]
+    siblings = [name for name in known if name.rpartition(".")[0] == parent and name != "help"]
+    near = difflib.get_close_matches(key, [*known, *siblings], n=3)
+    if near:
+        return f"there is no key {key}; did you mean {' or '.join(dict.fromkeys(near))}?"
+    return f"there is no key {key}; {_alternatives(key, siblings or [name for name in known if '.' not in name])}"
+
+
+def _unknown_class(key: str, value: str, text: str) -> str:
+    bases = [cls for cls in map(_imported, _TYPE.findall(text.rpartition("Subtypes: ")[2])) if cls is not None]
+    names = sorted({sub.__name__ for base in bases for sub in _concrete_subclasses(base)})
+    return f"{key}={value} is not a class that is known; {_alternatives(value, names)}, or the import path of another"
+
+
+def _alternatives(given: str, allowed: list[str]) -> str:
+    shown = allowed if len(allowed) <= MOST_SHOWN else difflib.get_close_matches(given, allowed, n=5, cutoff=0.4)
+    return f"allowed: {', '.join(shown or allowed[:MOST_SHOWN])}"
+
+
+def _imported(path: str) -> type | None:
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except ImportError:
+        return None
+    return found if isinstance(found, type) else None
+
+
+def _concrete_subclasses(base: type) -> set[type]:
+    found: set[type] = set()
+    children: list[type] = type.__subclasses__(base)
+    for cls in children:
+        found |= _concrete_subclasses(cls)
+        if not inspect.isabstract(cls) and not cls.__name__.startswith("_"):
+            found.add(cls)
+    return found
+
+
+def _plain(kind: str) -> str:
+    """``<class 'int'>`` as ``int``, ``typing.Literal['a', 'b']`` as ``one of a, b``."""
+    if kind.startswith("typing.Literal"):
+        return "one of " + kind.removeprefix("typing.Literal[").removesuffix("]").replace("'", "")
+    return kind.removeprefix("<class '").removesuffix("'>").removeprefix("collections.abc.")

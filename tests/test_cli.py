@@ -1,0 +1,243 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from freshper_lightning import commands
+from freshper_lightning.callbacks.report import read_scalars
+from freshper_lightning.cli import main
+from freshper_lightning.policy.tiny import TinySpec
+from tests.command import ROOT, TINY, environment, in_another_process, in_this_process
+
+CONFIGS = ROOT / "configs"
+
+
+@pytest.fixture(autouse=True)
+def _tiny(monkeypatch, model_path, tmp_path):
+    for name, value in environment(model_path, tmp_path).items():
+        monkeypatch.setenv(name, value)
+
+
+def printed(capsys, *arguments, command="fit"):
+    """The configuration that the arguments come to."""
+    with pytest.raises(SystemExit) as ended:
+        main([command, *map(str, arguments), "--print_config"])
+    assert ended.value.code == 0
+    return yaml.safe_load(capsys.readouterr().out)
+
+
+def refused(capsys, *arguments):
+    """What the command line says to arguments that it refuses."""
+    with pytest.raises(SystemExit) as ended:
+        main(["fit", "-c", str(TINY), *map(str, arguments)])
+    assert ended.value.code not in (0, None)
+    said = capsys.readouterr().err + (ended.value.code if isinstance(ended.value.code, str) else "")
+    assert len(said.splitlines()) <= 6, said
+    return said
+
+
+def written(folder, content) -> Path:
+    path = folder / "more.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def test_later_files_win_over_earlier_and_the_command_line_over_all(capsys, tmp_path):
+    more = written(tmp_path, {"rollout": {"groups": 6}, "model": {"algorithm": {"init_args": {"dual_clip": 3.0}}}})
+    config = printed(capsys, "-c", TINY, "-c", more, "--model.algorithm.clip=0.1", "--rollout.group_size=2")
+    assert config["rollout"]["groups"] == 6
+    assert config["rollout"]["group_size"] == 2
+    settings = config["model"]["algorithm"]["init_args"]
+    assert (settings["clip"], settings["dual_clip"]) == (0.1, 3.0)
+
+
+def test_short_class_names_stand_for_the_classes(capsys):
+    config = printed(
+        capsys, "-c", TINY, "--model.algorithm=Reinforce", "--data.priority=AbsoluteReward", "--data.decay=NoDecay"
+    )
+    assert config["model"]["algorithm"]["class_path"].endswith(".Reinforce")
+    assert config["data"]["init_args"]["priority"]["class_path"].endswith(".AbsoluteReward")
+    assert config["data"]["init_args"]["decay"]["class_path"].endswith(".NoDecay")
+
+
+def test_environment_variables_set_what_files_leave_open_and_fill_in_files(capsys, monkeypatch, model_path):
+    monkeypatch.setenv("FRESHPER_FIT__TRAINER__MAX_EPOCHS", "17")
+    monkeypatch.setenv("FRESHPER_FIT__TRAINER__GRADIENT_CLIP_ALGORITHM", "value")
+    config = printed(capsys, "-c", TINY)
+    assert config["trainer"]["gradient_clip_algorithm"] == "value"
+    assert config["trainer"]["max_epochs"] == 3, "a file wins over the environment"
+    assert config["model"]["path"] == str(model_path)
+
+
+def test_a_variable_that_a_file_asks_for_and_that_is_not_set_is_named(capsys, monkeypatch):
+    monkeypatch.delenv("TINY_MODEL")
+    said = refused(capsys)
+    assert "'TINY_MODEL' not found" in said
+    assert "model.path" in said
+
+
+def test_a_key_may_refer_to_another_of_its_file(capsys, tmp_path):
+    path = written(tmp_path, {"rollout": {"groups": 4, "group_size": "${rollout.groups}"}})
+    assert printed(capsys, "-c", TINY, "-c", path)["rollout"]["group_size"] == 4
+
+
+@pytest.mark.parametrize(
+    ("argument", "parts"),
+    [
+        ("--model.algoritm=GRPO", ["no key model.algoritm", "did you mean model.algorithm"]),
+        ("--trainer.max_epoch=3", ["no key trainer.max_epoch", "trainer.max_epochs"]),
+        ("--rollout.group=3", ["no key rollout.group", "rollout.groups", "rollout.group_size"]),
+        ("--model.algorithm.clipp=1", ["model.algorithm.clipp", "GRPO", "allowed: baseline", "clip_high"]),
+        ("--data.batchsize=3", ["data.batchsize", "ReplayDataModule", "allowed: batch_size"]),
+        ("--data.priority.epss=3", ["data.priority.epss", "allowed: eps"]),
+        ("--model.optimizer.lrr=3", ["model.optimizer.lrr", "AdamW", "allowed: lr, betas"]),
+    ],
+)
+def test_a_wrong_key_is_refused_and_the_right_one_named(capsys, argument, parts):
+    said = refused(capsys, "--data.priority=AbsoluteReward", argument)
+    for part in parts:
+        assert part in said
+    assert "--help" in said
+
+
+@pytest.mark.parametrize(
+    ("argument", "parts"),
+    [
+        ("--rollout.engine.name=hf", ["rollout.engine.name=hf", "one of auto, transformers, vllm"]),
+        ("--rollout.groups=many", ["rollout.groups=many", "must be int"]),
+        ("--data.decay.tau=long", ["data.decay.tau=long", "must be float"]),
+        ("--data.clock=seconds", ["data.clock=seconds", "one of updates, iterations"]),
+        ("--evaluation.modes=[fast]", ["evaluation.modes=fast", "one of sampled, greedy"]),
+        ("--trainer.max_epochs=many", ["trainer.max_epochs=many", "must be int"]),
+        ("--model.algorithm=GRPOO", ["model.algorithm=GRPOO", "allowed: GRPO, Reinforce, SFT"]),
+        ("--data.priority=Foo", ["data.priority=Foo", "AbsoluteAdvantage, AbsoluteReward"]),
+        ("--data=ReplayModule", ["data=ReplayModule", "DemonstrationsDataModule, ReplayDataModule"]),
+        ("--model.optimizer=Adamm", ["model.optimizer=Adamm", "AdamW"]),
+        ("--config=nowhere.yaml", ["config", "does not exist", "nowhere.yaml"]),
+    ],
+)
+def test_a_wrong_value_is_refused_and_what_is_allowed_named(capsys, argument, parts):
+    said = refused(capsys, "--data.decay=ExponentialDecay", argument)
+    for part in parts:
+        assert part in said
+
+
+def test_a_wrong_key_of_a_file_is_refused_like_one_of_the_command_line(capsys, tmp_path):
+    said = refused(capsys, "-c", written(tmp_path, {"trainer": {"max_epoch": 3}}))
+    assert "no key trainer.max_epoch" in said
+    assert "trainer.max_epochs" in said
+    said = refused(capsys, "-c", written(tmp_path, {"rollot": {"groups": 3}}))
+    assert "no key rollot.groups" in said
+    assert "rollout.groups" in said
+
+
+@pytest.mark.parametrize(
+    ("argument", "parts"),
+    [
+        ("--model.algorithm.clip=2", ["clip must be above 0 and below 1, not 2.0"]),
+        ("--rollout.group_size=1", ["rollout.group_size=1", "at least 2", "'mean_std'"]),
+        ("--rollout.engine.max_model_len=1", ["max_model_len must be at least 2, not 1"]),
+        ("--rollout.environment.id=FrozenLake-v9", ["FrozenLake-v9"]),
+        ("--data.batch_size=5", ["data.batch_size=5 must divide rollout.groups x rollout.group_size = 8"]),
+        ("--data.alpha=2", ["alpha must be in [0, 1], not 2.0"]),
+        ("--data.capacity=2", ["data.capacity=2 must be at least batch_size=4"]),
+        ("--data.priority=TDError", ["data.priority=TDError", "AbsoluteAdvantage"]),
+        ("--model.path=nowhere", ["model.path='nowhere'", "config.json"]),
+        ("--model.algorithm=SFT", ["data=ReplayDataModule", "model.algorithm=SFT", "demonstrations"]),
+        ("--rollout.sampling.top_p=0.9", ["top_p=0.9", "top_p=1.0", "allow_mismatch"]),
+    ],
+)
+def test_what_cannot_work_stops_before_a_model_is_loaded(capsys, monkeypatch, argument, parts):
+    def never(*_, **__):
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("freshper_lightning.policy.net.AutoModelForCausalLM.from_pretrained", never)
+    said = refused(capsys, argument)
+    for part in parts:
+        assert part in said
+
+
+def test_fit_then_validate_and_test_play_the_same_evaluation(capsys, monkeypatch, model_path, tmp_path):
+    in_this_process(monkeypatch, model_path, tmp_path, "--trainer.max_epochs=1", "--data.replay_updates=0")
+    scalars = read_scalars(tmp_path / "run")
+    saved = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert saved["rollout"]["groups"] == 2
+    last = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    for command in ("validate", "test"):
+        folder = tmp_path / command
+        arguments = [f"--ckpt_path={last}", "--seed_everything=99", "--trainer.max_epochs=1"]
+        in_this_process(monkeypatch, model_path, folder, *arguments, command=command)
+        again = read_scalars(folder / "run")
+        tags = [tag for tag in scalars if tag.startswith("evaluation/")]
+        assert len(tags) == 9
+        for tag in tags:
+            assert again[tag] == scalars[tag][-1:], tag
+
+
+def test_the_package_runs_as_a_module():
+    command = [sys.executable, "-m", "freshper_lightning", "fit", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "--rollout.groups" in done.stdout
+
+
+def test_a_refused_command_says_so_in_its_exit_code(model_path, tmp_path):
+    done = in_another_process(model_path, tmp_path, "--rollout.groups=none")
+    assert done.returncode == 2
+    assert done.stderr.startswith("freshper: error: rollout.groups=none must be int\n")
+
+
+STACKS = {
+    "warm_start": ("base", "frozenlake", "warm_start"),
+    "freshper": ("base", "frozenlake", "freshper"),
+    "quickstart": ("base", "frozenlake", "freshper", "quickstart"),
+    "learn": ("base", "frozenlake", "freshper", "learn"),
+    "gsm8k": ("base", "freshper", "gsm8k_smollm2"),
+}
+
+
+def stacked(names):
+    return [part for name in names for part in ("-c", str(CONFIGS / f"{name}.yaml"))]
+
+
+def test_every_configuration_file_is_part_of_a_stack():
+    assert {path.stem for path in CONFIGS.glob("*.yaml")} == {name for names in STACKS.values() for name in names}
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_every_stack_of_configuration_files_parses(capsys, stack):
+    config = printed(capsys, *stacked(STACKS[stack]), "--model.path=somewhere")
+    assert config["model"]["path"] == "somewhere"
+    assert config["trainer"]["max_epochs"] >= 1
+
+
+@pytest.fixture(scope="module")
+def lake_model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("lake") / "model"
+    spec = TinySpec(hidden_size=32, layers=2, heads=2, kv_heads=1, intermediate=64, max_position=512)
+    commands.tiny(str(path), spec, episodes=20)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("stack", "smaller"),
+    [
+        ("warm_start", ["--data.episodes=8", "--data.batch_size=4"]),
+        (
+            "quickstart",
+            ["--data.batch_size=4", "--rollout.groups=1", "--rollout.group_size=4", "--data.minimum_size=4"],
+        ),
+    ],
+)
+def test_the_frozen_lake_runs_an_iteration_on_a_tiny_model(tmp_path, lake_model, stack, smaller, capsys):
+    lake = ["--rollout.environment.kwargs", '{"size": 2, "max_turns": 3}']
+    small = ["--trainer.max_epochs=1", "--evaluation.episodes=4", "--rollout.engine.name=transformers", *smaller]
+    place = [f"--trainer.logger.init_args.save_dir={tmp_path}", "--trainer.accelerator=cpu"]
+    main(["fit", *stacked(STACKS[stack]), f"--model.path={lake_model}", *lake, *small, *place])
+    scalars = read_scalars(tmp_path / "run")
+    phase = "demonstration" if stack == "warm_start" else "fresh"
+    assert f"update/{phase}/loss" in scalars
+    assert "success, greedy" in capsys.readouterr().out
+    assert (tmp_path / "run" / "checkpoints" / "last.ckpt").exists()
