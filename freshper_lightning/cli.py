@@ -63,6 +63,7 @@ class FreshperCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the callbacks that every run has, and tie together what must be equal."""
         parser.add_lightning_class_args(RolloutCallback, "rollout")
+        parser.add_lightning_class_args(ReplayMonitor, "monitor")
         parser.add_lightning_class_args(EvaluationCallback, "evaluation")
         parser.add_lightning_class_args(LoopProgress, "progress")
         parser.add_lightning_class_args(Report, "report")
@@ -113,7 +114,6 @@ def _run_lightning(arguments: list[str] | None) -> None:
         save_config_callback=SaveConfigCallback,
         save_config_kwargs={"overwrite": True},
         trainer_defaults={
-            "callbacks": [ReplayMonitor()],
             "use_distributed_sampler": False,
             "num_sanity_val_steps": 0,
             "log_every_n_steps": 1,

@@ -103,10 +103,10 @@ def trainer(
     """In the order of the command line: callbacks of every run, then those of the configuration."""
     callbacks = [
         rollout or rollout_callback(),
+        ReplayMonitor(),
         evaluation or EvaluationCallback(episodes=2, at_start=False),
         LoopProgress(),
         Report(enabled=False),
-        ReplayMonitor(),
         *extra,
     ]
     if fields.get("enable_checkpointing", True):

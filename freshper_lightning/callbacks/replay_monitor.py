@@ -57,6 +57,7 @@ class _OptimizerBatch:
 class ReplayMonitor(Callback):
     """Means over an iteration's updates, split by fresh and replayed data; written once the iteration is over.
 
+    Its place is after RolloutCallback, whose clock it reads, and ahead of callbacks whose time is none of an update's.
     Every value is at ``x`` = applied optimizer updates. The state is part of the checkpoint, so that an iteration
     that was interrupted is reported as if it had not been.
     """
@@ -68,7 +69,7 @@ class ReplayMonitor(Callback):
         self.trained = {"fresh": 0, "replay": 0, "demonstration": 0}
         """Trajectories trained on so far (with repetition), over all ranks."""
         self._current = _OptimizerBatch()
-        self._started = 0.0
+        self._started = self._seconds_updating = 0.0
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Start the clock of the update."""
@@ -78,7 +79,7 @@ class ReplayMonitor(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: TrajectoryBatch, batch_idx: int
     ) -> None:
         """Count a micro-batch; at the end of an optimizer batch its means, at the end of an iteration the log."""
-        self.bank.update("time/update", time.perf_counter() - self._started)
+        self._seconds_updating += time.perf_counter() - self._started
         self._current.add(batch, outputs["observation"])
         if (batch_idx + 1) % trainer.accumulate_grad_batches:
             return
@@ -130,7 +131,8 @@ class ReplayMonitor(Callback):
 
     def _log(self, trainer: Trainer, pl_module: LightningModule) -> None:
         rollout = callback_of(trainer, RolloutCallback)
-        metrics = self.bank.flush()
+        metrics = self.bank.flush() | {"time/update": self._seconds_updating}
+        self._seconds_updating = 0.0
         metrics["update/learning_rate"] = float(trainer.optimizers[0].param_groups[0]["lr"])
         data = replay_data(trainer)
         if data is not None:
