@@ -35,14 +35,15 @@ SPEC = TinySpec(hidden_size=64, layers=2, heads=2, kv_heads=1, intermediate=128,
 class HashScore(gymnasium.Env):
     """Up to three turns; the hash of seed, turn and reply says what a reply is worth, and whether it ends the game.
 
-    ``levels`` is the number of distinct rewards; one level makes them all 0.
+    ``levels`` is the number of distinct rewards; one level makes them all 0. Of every ``fails_every`` instances one
+    raises.
     """
 
     observation_space = Text(64)
     action_space = ReplySpace()
 
-    def __init__(self, levels=5):
-        self.levels = levels
+    def __init__(self, levels=5, fails_every=None):
+        self.levels, self.fails_every = levels, fails_every
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -50,6 +51,8 @@ class HashScore(gymnasium.Env):
         return f"Say {seed % 97}", {}
 
     def step(self, action):
+        if self.fails_every is not None and self.seed_of_instance // 2 % self.fails_every == 0:
+            raise OSError("the server of this instance is down")
         score = zlib.crc32(f"{self.seed_of_instance} {self.turn} {action}".encode())
         self.turn += 1
         reward = (score % self.levels) / max(self.levels - 1, 1)

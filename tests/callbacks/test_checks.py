@@ -1,0 +1,80 @@
+import pytest
+
+from datamodules.demonstrations import DemonstrationsDataModule
+from freshper_lightning.algorithms.algorithm import GRPO, SFT, Reinforce
+from freshper_lightning.callbacks.progress import LoopProgress
+from freshper_lightning.errors import ConfigurationError
+from freshper_lightning.policy.net import PolicyNet
+from freshper_lightning.replay import TDError
+from freshper_lightning.rollout.collector import EnvironmentConfig
+from freshper_lightning.rollout.sampling import SamplingConfig
+from tests.loop import fit, policy, replay_data, rollout_callback
+
+
+def demonstrations():
+    return DemonstrationsDataModule(lambda seed: [("q", "a")], episodes=4, batch_size=2)
+
+
+@pytest.fixture(autouse=True)
+def _no_model_is_loaded(monkeypatch):
+    def never(*_):
+        raise AssertionError("a model was loaded before the configuration was refused")
+
+    monkeypatch.setattr(PolicyNet, "from_pretrained", never)
+
+
+@pytest.mark.parametrize(
+    ("module", "data", "rollout", "message"),
+    [
+        ({"temperature": 0.5}, {}, {}, r"model\.temperature=0\.5 must equal rollout\.sampling\.temperature=1\.0"),
+        ({}, {}, {"group_size": 1, "groups": 8}, r"rollout\.group_size=1 must be at least 2 .*'mean_std'"),
+        ({"algorithm": Reinforce(baseline="mean")}, {}, {"group_size": 1, "groups": 8}, r"group_size=1.*'mean'"),
+        ({}, {"priority": TDError()}, {}, r"data\.priority=TDError needs a critic.*GRPO.*AbsoluteAdvantage"),
+        ({"algorithm": SFT()}, {}, {}, r"data=ReplayDataModule .*model\.algorithm=SFT.*demonstrations"),
+        ({}, {"batch_size": 3}, {}, r"data\.batch_size=3 must divide rollout\.groups x rollout\.group_size = 8"),
+        ({}, {"batch_size": 4, "capacity": 4}, {}, r"data\.capacity=4 must be at least one iteration \(8\)"),
+        ({}, {}, {"environment": EnvironmentConfig("Lake-v0")}, r"rollout\.environment.*'Lake-v0' is not registered"),
+        (
+            {},
+            {},
+            {"environment": EnvironmentConfig("tests/HashScore-v0", {"size": 4})},
+            r"rollout\.environment.*'size'.*its arguments are: levels, fails_every",
+        ),
+        (
+            {},
+            {},
+            {"environment": EnvironmentConfig("FrozenLake-v1")},
+            r"rollout\.environment.*FrozenLake-v1.*must be a gymnasium\.spaces\.Text",
+        ),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(tmp_path, model_path, module, data, rollout, message):
+    with pytest.raises(ConfigurationError, match=message):
+        fit(tmp_path, policy(model_path, **module), replay_data(**data), rollout=rollout_callback(**rollout))
+
+
+def test_rollouts_of_another_temperature_are_refused_whichever_key_was_changed(tmp_path, model_path):
+    rollout = rollout_callback(sampling=SamplingConfig(temperature=0.7, max_tokens=6))
+    with pytest.raises(ConfigurationError, match=r"model\.temperature=1\.0.*rollout\.sampling\.temperature=0\.7"):
+        fit(tmp_path, policy(model_path), replay_data(), rollout=rollout)
+
+
+def test_a_policy_gradient_on_demonstrations_is_refused(tmp_path, model_path):
+    with pytest.raises(ConfigurationError, match=r"data=DemonstrationsDataModule.*GRPO.*ReplayDataModule"):
+        fit(tmp_path, policy(model_path, algorithm=GRPO()), demonstrations())
+
+
+def test_a_path_without_a_model_is_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"model\.path='.*nothing'.*no config\.json"):
+        fit(tmp_path, policy(tmp_path / "nothing"), replay_data())
+
+
+def test_a_group_of_one_is_no_trouble_without_a_baseline(tmp_path, model_path):
+    rollout = rollout_callback(groups=8, group_size=1)
+    with pytest.raises(AssertionError, match="a model was loaded"):
+        fit(tmp_path, policy(model_path, algorithm=Reinforce(baseline="none")), replay_data(), rollout=rollout)
+
+
+def test_lines_of_progress_need_an_interval():
+    with pytest.raises(ValueError, match=r"progress\.line_every=0 must be at least 1"):
+        LoopProgress(line_every=0)
