@@ -101,6 +101,7 @@ def trainer(
     evaluation: EvaluationCallback | None = None,
     extra: tuple[Callback, ...] = (),
     checkpoint: ModelCheckpoint | None = None,
+    progress: LoopProgress | None = None,
     **fields,
 ) -> Trainer:
     """In the order of the command line: callbacks of every run, then those of the configuration."""
@@ -108,7 +109,7 @@ def trainer(
         rollout or rollout_callback(),
         ReplayMonitor(),
         evaluation or EvaluationCallback(episodes=2, at_start=False),
-        LoopProgress(),
+        progress or LoopProgress(),
         Report(enabled=False),
         *extra,
     ]
