@@ -129,7 +129,9 @@ class PolicyModule(LightningModule):
 
     def _loss(self, batch: TrajectoryBatch) -> LossOutput:
         forward = (batch.input_ids, batch.position_ids, batch.predicted_from, batch.targets, self.temperature)
-        log_probs, entropy = self.policy(*forward, with_entropy=self.algorithm.needs_rollouts)
+        log_probs, entropy = self.policy(
+            *forward, with_entropy=self.algorithm.needs_rollouts, entropy_gradient=self.algorithm.needs_entropy()
+        )
         reference = None
         if self.reference is not None:
             with torch.no_grad():

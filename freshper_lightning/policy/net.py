@@ -54,10 +54,12 @@ class PolicyNet(nn.Module):
         targets: Tensor,
         temperature: float = 1.0,
         with_entropy: bool = False,
+        entropy_gradient: bool = False,
     ) -> TokenStatistics:
         """Statistics of ``targets`` [S], predicted from flat positions [S] of the rows ``input_ids`` [R, W].
 
         ``position_ids`` restart at 0 where a new conversation begins in a row; conversations do not see each other.
+        Entropy is a value only, which takes half of the memory, unless its gradient is asked for.
         """
         # Transformers tells packed conversations apart only without an attention mask and without a cache.
         backbone = self.model.base_model
@@ -66,8 +68,10 @@ class PolicyNet(nn.Module):
         logits = self.model.get_output_embeddings()(selected).float() / temperature
         all_log_probs = logits.log_softmax(dim=-1)
         log_probs = -nll_loss(all_log_probs, targets, reduction="none")
-        entropy = -(all_log_probs.exp() * all_log_probs).sum(dim=-1) if with_entropy else None
-        return TokenStatistics(log_probs, entropy)
+        if not with_entropy:
+            return TokenStatistics(log_probs, None)
+        all_log_probs = all_log_probs if entropy_gradient else all_log_probs.detach()
+        return TokenStatistics(log_probs, -(all_log_probs.exp() * all_log_probs).sum(dim=-1))
 
     def checkpoint_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield (checkpoint name, full tensor) one by one, each tied tensor once; a collective where sharded."""

@@ -21,6 +21,11 @@ from freshper_lightning.envs.frozen_lake import (
 )
 from freshper_lightning.envs.protocol import make_text_env
 from freshper_lightning.policy.tiny import train_tokenizer
+from freshper_lightning.rollout.seeds import (
+    demonstration_instance_seed,
+    evaluation_instance_seed,
+    training_instance_seed,
+)
 
 SEEDS = range(1000)
 VOCABULARY = 448
@@ -310,3 +315,29 @@ def test_a_turn_costs_at_most_40_tokens_and_a_full_episode_at_most_400(tokenizer
             # stay where we are, so that every episode has all its turns
             messages.append({"role": "user", "content": env.step("pass")[0]})
         assert total <= 400
+
+
+def test_training_and_held_out_seeds_never_share_a_map():
+    env = FrozenLake()
+
+    def lakes(seeds):
+        found = set()
+        for seed in seeds:
+            env.reset(seed=seed)
+            found.add((env.lake.holes, env.lake.start, env.lake.goal))
+        return found
+
+    trained = lakes(training_instance_seed(0, iteration, group) for iteration in range(100) for group in range(16))
+    demonstrated = lakes(demonstration_instance_seed(0, episode) for episode in range(1000))
+    held_out = lakes(evaluation_instance_seed(0, index) for index in range(512))
+    assert len(held_out) > 500
+    assert not held_out & (trained | demonstrated)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("hole_probability", [0.0, 0.2, 1.0])
+def test_both_parities_exist_on_small_lakes(size, hole_probability):
+    env = FrozenLake(size=size, hole_probability=hole_probability)
+    for seed in range(20):
+        env.reset(seed=seed)
+        assert env.lake.parity() == seed % 2
