@@ -21,6 +21,21 @@ def test_entropy_is_computed_only_where_it_is_asked_for(net):
     assert statistics(net, packed([transcript(9)]), with_entropy=False).entropy is None
 
 
+def test_entropy_has_the_gradient_of_the_formula_where_it_is_asked_for_and_none_otherwise(net):
+    item = transcript(15, 2)
+    batch = packed([item])
+    forward = (batch.input_ids, batch.position_ids, batch.predicted_from, batch.targets, 0.7)
+    assert not net(*forward, with_entropy=True).entropy.requires_grad
+    net(*forward, with_entropy=True, entropy_gradient=True).entropy.sum().backward()
+    seen = [parameter.grad.clone() for parameter in net.parameters()]
+    net.zero_grad()
+    logits = net.model(item.token_ids[None].long()).logits[0, item.sampled_positions() - 1] / 0.7
+    torch.distributions.Categorical(logits=logits).entropy().sum().backward()
+    for mine, parameter in zip(seen, net.parameters(), strict=True):
+        assert (mine - parameter.grad).norm() <= 1e-4 * parameter.grad.norm()
+    net.zero_grad()
+
+
 def test_only_selected_positions_reach_the_head_and_the_loss(net):
     """The head sees S rows, and a token after the last selected position cannot matter."""
     item = transcript(20, 1, turns=[(5, 9)])
