@@ -48,12 +48,12 @@ define TRAIN
 @echo "2/3 warm start: supervised training on demonstrations of imperfect play"
 @$(FRESHPER) fit -c configs/base.yaml -c configs/frozenlake.yaml -c configs/warm_start.yaml \
   --seed_everything $(SEED) --model.path $(RUN)/base --rollout.engine.name transformers \
-  --trainer.logger.init_args.save_dir $(RUN) --trainer.logger.init_args.name warm_start
+  --trainer.logger.init_args.save_dir $(RUN) --trainer.logger.init_args.name warm_start --trainer.logger.init_args.version ""
 @$(FRESHPER) export --checkpoint $(RUN)/warm_start/checkpoints/last.ckpt --model $(RUN)/base --path $(RUN)/policy
 @echo "3/3 reinforcement learning with FreshPER"
 @$(FRESHPER) fit -c configs/base.yaml -c configs/frozenlake.yaml -c configs/freshper.yaml -c $(1) \
   --seed_everything $(SEED) --model.path $(RUN)/policy --rollout.engine.name $(ENGINE) \
-  --trainer.logger.init_args.save_dir $(RUN) --trainer.logger.init_args.name freshper
+  --trainer.logger.init_args.save_dir $(RUN) --trainer.logger.init_args.name freshper --trainer.logger.init_args.version ""
 endef
 
 quickstart: $(ENGINE_READY)  ## Train a tiny policy with FreshPER and show that it learned (minutes).

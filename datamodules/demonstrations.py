@@ -9,9 +9,11 @@ from lightning import LightningDataModule
 from transformers import AutoTokenizer
 
 from datamodules.loader import IterationLoader, validation_batches
+from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.module import PolicyModule
+from freshper_lightning.policy.net import require_model_folder
 from freshper_lightning.policy.packing import TrajectoryBatch, collate
-from freshper_lightning.rollout.conversation import ChatFormat, Conversation
+from freshper_lightning.rollout.conversation import ChatFormat, Conversation, History
 from freshper_lightning.rollout.seeds import demonstration_instance_seed, stable_hash
 from freshper_lightning.trajectory import Transcript
 
@@ -32,6 +34,7 @@ class DemonstrationsDataModule(LightningDataModule):
         arguments: dict[str, Any] | None = None,
         episodes: int = 2048,
         batch_size: int = 64,
+        history: History = "strict",
         seed: int = 0,
     ) -> None:
         """Keep the settings; demonstrations are played in :meth:`setup`.
@@ -41,12 +44,13 @@ class DemonstrationsDataModule(LightningDataModule):
             arguments: Further arguments of that function.
             episodes: Demonstrations.
             batch_size: Demonstrations per optimizer batch, over all ranks and micro-batches.
+            history: As in the rollouts that follow.
             seed: Seed of instances and of the order.
         """
         super().__init__()
         if batch_size < 1 or episodes % batch_size:
             raise ValueError(f"data.batch_size={batch_size} must divide data.episodes={episodes}")
-        self.demonstrate, self.arguments = demonstrate, arguments or {}
+        self.demonstrate, self.arguments, self.history = demonstrate, arguments or {}, history
         self.episodes, self.batch_size, self.seed = episodes, batch_size, seed
         self.demonstrations: list[Transcript] = []
         self._loader = IterationLoader(self)
@@ -58,8 +62,15 @@ class DemonstrationsDataModule(LightningDataModule):
         assert self.trainer is not None
         module = self.trainer.lightning_module
         assert isinstance(module, PolicyModule)
-        chat = ChatFormat(AutoTokenizer.from_pretrained(module.path))
-        self.demonstrations = [self._episode(chat, number) for number in range(self.episodes)]
+        require_model_folder(module.path)
+        try:
+            chat = ChatFormat(AutoTokenizer.from_pretrained(module.path), history=self.history)
+            self.demonstrations = [self._episode(chat, number) for number in range(self.episodes)]
+        except (ValueError, TypeError) as error:
+            name = getattr(self.demonstrate, "__name__", repr(self.demonstrate))
+            raise ConfigurationError(
+                f"data.demonstrate={name} with data.arguments={self.arguments}: {error}"
+            ) from error
 
     def _episode(self, chat: ChatFormat, number: int) -> Transcript:
         instance = demonstration_instance_seed(self.seed, number)

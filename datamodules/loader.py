@@ -52,7 +52,7 @@ class IterationLoader:
 
     def state_dict(self) -> dict[str, int]:
         """Where in the iteration the loader is, in micro-batches."""
-        return {"position": self._position, "micro_batches": self._source.micro_batches}
+        return {"position": self._position, "micro_batches": self._source.micro_batches, "length": len(self)}
 
     def rewind(self, position: int) -> None:
         """Count the micro-batches from ``position`` on as not yet handed out, in what is saved from here on."""
@@ -62,7 +62,7 @@ class IterationLoader:
         """Go on at a saved position.
 
         Raises:
-            ConfigurationError: The position was counted in micro-batches of another number.
+            ConfigurationError: The position means something else under these settings.
             ValueError: The position is inside an optimizer batch.
         """
         position, saved = state_dict["position"], state_dict["micro_batches"]
@@ -73,7 +73,14 @@ class IterationLoader:
             )
         if position % saved:
             raise ValueError(f"the checkpoint lies inside an optimizer batch (micro-batch {position} of {saved})")
-        self._start = position % len(self)
+        finished = position == state_dict["length"]
+        if not finished and state_dict["length"] != len(self):
+            raise ConfigurationError(
+                f"an iteration has {len(self)} batches, but the checkpoint was written in the middle of one of"
+                f" {state_dict['length']}; resume with the same data.epochs, data.replay_updates, data.batch_size and"
+                " rollout.groups x rollout.group_size, or from a checkpoint at the end of an iteration"
+            )
+        self._start = 0 if finished else position
 
 
 def validation_batches(trainer: Trainer | None) -> list[int]:

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from datamodules.loader import IterationLoader, validation_batches
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.packing import Phase, TrajectoryBatch, collate
-from freshper_lightning.replay import AbsoluteAdvantage, Decay, Draw, ExponentialDecay, Priority, ReplayBuffer
+from freshper_lightning.replay import AbsoluteAdvantage, Decay, Draw, ExponentialDecay, NoDecay, Priority, ReplayBuffer
 from freshper_lightning.replay.clock import ClockName
 from freshper_lightning.rollout.seeds import stable_hash
 from freshper_lightning.trajectory import ClockReading, Trajectory
@@ -38,8 +38,8 @@ class ReplayDataModule(LightningDataModule):
         capacity: int = 10_000,
         max_bytes: int | None = None,
         minimum_size: int | None = None,
-        priority: Priority | None = None,
-        decay: Decay | None = None,
+        priority: Priority = AbsoluteAdvantage(),
+        decay: Decay | Literal["none"] | None = ExponentialDecay(tau=50.0),
         clock: ClockName = "updates",
         alpha: float = 0.6,
         beta: float = 0.4,
@@ -57,8 +57,8 @@ class ReplayDataModule(LightningDataModule):
             capacity: Trajectories that the buffer holds (per rank).
             max_bytes: Bytes that the buffer holds (per rank); no bound by default.
             minimum_size: Trajectories that the buffer must hold before it is drawn from; ``batch_size`` by default.
-            priority: Base priority; |advantage| by default.
-            decay: Decay of a priority with age; exponential with tau = 50 by default.
+            priority: Base priority.
+            decay: Decay of a priority with age; ``none`` (or null) is standard prioritized replay.
             clock: What age is counted in.
             alpha: Exponent of the priority.
             beta: Exponent of the importance weights at the first update.
@@ -68,25 +68,17 @@ class ReplayDataModule(LightningDataModule):
             seed: Seed of the draws and of the order of fresh trajectories.
         """
         super().__init__()
-        _require("batch_size", batch_size, batch_size >= 1, "at least 1")
-        _require("epochs", epochs, epochs >= 0, "at least 0")
-        _require("replay_updates", replay_updates, replay_updates >= 0, "at least 0")
-        _require("epochs", epochs, epochs + replay_updates >= 1, "at least 1 where replay_updates is 0")
-        _require("beta", beta, 0 <= beta <= 1, "in [0, 1]")
-        _require("beta_end", beta_end, 0 <= beta_end <= 1, "in [0, 1]")
-        _require("beta_updates", beta_updates, beta_updates >= 1, "at least 1")
-        _require("capacity", capacity, capacity >= batch_size, f"at least batch_size={batch_size}")
         self.batch_size = batch_size
         self.epochs = epochs
         self.replay_updates = replay_updates
         self.minimum_size = batch_size if minimum_size is None else minimum_size
-        _require("minimum_size", self.minimum_size, 1 <= self.minimum_size <= capacity, f"in [1, capacity={capacity}]")
         self.beta, self.beta_end, self.beta_updates = beta, beta_end, beta_updates
         self.seed = seed
+        self._check(capacity)
         self.buffer = ReplayBuffer(
             capacity=capacity,
-            priority=AbsoluteAdvantage() if priority is None else priority,
-            decay=ExponentialDecay(tau=50.0) if decay is None else decay,
+            priority=priority,
+            decay=NoDecay() if decay is None or isinstance(decay, str) else decay,
             clock=clock,
             alpha=alpha,
             seed=seed,
@@ -101,6 +93,17 @@ class ReplayDataModule(LightningDataModule):
         self._batches_per_epoch: int | None = None
         self._now: Callable[[], ClockReading] = ClockReading
         self._loader = IterationLoader(self)
+
+    def _check(self, capacity: int) -> None:
+        _require("batch_size", self.batch_size, self.batch_size >= 1, "at least 1")
+        _require("epochs", self.epochs, self.epochs >= 0, "at least 0")
+        _require("replay_updates", self.replay_updates, self.replay_updates >= 0, "at least 0")
+        _require("epochs", self.epochs, self.epochs + self.replay_updates >= 1, "at least 1 where replay_updates is 0")
+        _require("beta", self.beta, 0 <= self.beta <= 1, "in [0, 1]")
+        _require("beta_end", self.beta_end, 0 <= self.beta_end <= 1, "in [0, 1]")
+        _require("beta_updates", self.beta_updates, self.beta_updates >= 1, "at least 1")
+        _require("capacity", capacity, capacity >= self.batch_size, f"at least batch_size={self.batch_size}")
+        _require("minimum_size", self.minimum_size, 1 <= self.minimum_size <= capacity, f"in [1, capacity={capacity}]")
 
     def bind(self, trajectories_per_iteration: int, now: Callable[[], ClockReading]) -> None:
         """Tell the size of an iteration (over all ranks) and where to read the clock.
@@ -221,8 +224,15 @@ class ReplayDataModule(LightningDataModule):
         return {"buffer": self.buffer.state_dict(), "fresh": torch.from_numpy(self._fresh.copy())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned, bit by bit."""
-        self.buffer.load_state_dict(state_dict["buffer"])
+        """Restore what :meth:`state_dict` returned, bit by bit.
+
+        Raises:
+            ConfigurationError: The buffer was saved under settings that do not fit the present ones.
+        """
+        try:
+            self.buffer.load_state_dict(state_dict["buffer"])
+        except ValueError as error:
+            raise ConfigurationError(f"the checkpoint does not fit data: {error}") from error
         self._fresh = state_dict["fresh"].numpy().copy()
 
     def teardown(self, stage: str) -> None:

@@ -1,6 +1,8 @@
 """Checkpoints that a power cut cannot tear: the buffer in a side file, written before the checkpoint that names it."""
 
+import glob
 import os
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -14,30 +16,36 @@ from datamodules.loader import IterationLoader
 DATA_KEY = "ReplayDataModule"
 """Under this key Lightning stores the data module's state."""
 
-SIDE_FILE_SUFFIX = ".buffer"
+LAST = "last.ckpt"
 LAST_GOOD = "last_good.ckpt"
+END = "end.ckpt"
 
 
 class ReplayCheckpointIO(TorchCheckpointIO):
-    """Writes ``<name>.ckpt`` and, before it, the replay buffer to ``<name>.ckpt.buffer``.
+    """Writes ``<name>.ckpt`` and, before it, the replay buffer to a file of its own that the checkpoint names.
 
-    Each file is written under a temporary name, flushed to disk and renamed, so that a checkpoint that exists is
-    whole and so is the buffer that it names. Both hold tensors and primitives only and load under
+    Each file is written under a temporary name, flushed to disk and renamed, and no buffer is written over another,
+    so that whatever interrupts, a checkpoint that exists is whole and finds its own buffer. ``last.ckpt`` in the same
+    folder always links to the newest checkpoint. Both files hold tensors and primitives only and load under
     ``weights_only=True``.
     """
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
     ) -> None:
-        """Write the side file, then the checkpoint."""
+        """Write the side file, then the checkpoint, then the link; drop the side file of a checkpoint written over."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        state = checkpoint.get(DATA_KEY)
+        state, former = checkpoint.get(DATA_KEY), side_files(path)
         if state is not None and "buffer" in state:
-            side = side_file(path)
+            side = path.with_name(f"{path.name}.{secrets.token_hex(4)}.buffer")
             write_atomically(state["buffer"], side)
             checkpoint = {**checkpoint, DATA_KEY: {**state, "buffer": side.name}}
         write_atomically(checkpoint, path)
+        for side in former:
+            side.unlink()
+        if path.name != LAST:
+            _link_atomically(path.with_name(LAST), path.name)
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
@@ -62,12 +70,20 @@ class ReplayCheckpointIO(TorchCheckpointIO):
     def remove_checkpoint(self, path: str | Path) -> None:
         """Remove the checkpoint, then its side file."""
         super().remove_checkpoint(path)
-        side_file(Path(path)).unlink(missing_ok=True)
+        for side in side_files(Path(path)):
+            side.unlink()
 
 
-def side_file(path: Path) -> Path:
-    """Where the buffer of the checkpoint at ``path`` is."""
-    return path.with_name(path.name + SIDE_FILE_SUFFIX)
+def side_files(path: Path) -> list[Path]:
+    """Buffers written for the checkpoint at ``path``: one, or two where an interruption left an older one behind."""
+    return sorted(path.parent.glob(f"{glob.escape(path.name)}.*.buffer"))
+
+
+def _link_atomically(link: Path, target: str) -> None:
+    temporary = link.with_name(link.name + ".tmp")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    temporary.replace(link)
 
 
 def write_atomically(state: Any, path: Path) -> None:
@@ -95,8 +111,19 @@ def save_last_good(trainer: Trainer, loader: IterationLoader) -> Path:
     for counts in (progress.current, progress.total):
         counts.completed -= unfinished
     loader.rewind(progress.current.completed)
-    callback = trainer.checkpoint_callback
-    folder = callback.dirpath if isinstance(callback, ModelCheckpoint) else None
-    path = Path(folder or trainer.default_root_dir) / LAST_GOOD
+    path = _folder(trainer) / LAST_GOOD
     trainer.save_checkpoint(path)
     return path
+
+
+def save_end(trainer: Trainer) -> None:
+    """Save ``end.ckpt`` where training ends later than the newest checkpoint of ModelCheckpoint; a collective."""
+    callback = trainer.checkpoint_callback
+    if isinstance(callback, ModelCheckpoint) and callback._last_global_step_saved != trainer.global_step:
+        trainer.save_checkpoint(_folder(trainer) / END)
+
+
+def _folder(trainer: Trainer) -> Path:
+    callback = trainer.checkpoint_callback
+    folder = callback.dirpath if isinstance(callback, ModelCheckpoint) else None
+    return Path(folder or trainer.default_root_dir)

@@ -4,11 +4,13 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jsonargparse
 import transformers
 from lightning import LightningDataModule, Trainer
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.plugins.io import CheckpointIO
@@ -36,6 +38,12 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "tiny": commands.tiny,
 }
 """Subcommands beside those of LightningCLI."""
+
+MAIN_PARSER = {
+    "prog": "freshper",
+    "env_prefix": "FRESHPER",
+    "description": f"Train and evaluate; further commands with a --help of their own: {', '.join(COMMANDS)}.",
+}
 
 HINTS = (
     "does not have many workers",
@@ -68,16 +76,20 @@ class FreshperCLI(LightningCLI):
         parser.add_lightning_class_args(LoopProgress, "progress")
         parser.add_lightning_class_args(Report, "report")
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
-        parser.set_defaults({"checkpoint.save_last": "link", "checkpoint.save_on_train_epoch_end": True})
+        parser.set_defaults({"checkpoint.save_on_train_epoch_end": True})
         parser.link_arguments("seed_everything", "rollout.seed", compute_fn=int)
         parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=int)
         parser.link_arguments("rollout.sampling.temperature", "model.temperature")
+        parser.link_arguments("rollout.history", "data.init_args.history")
 
     def instantiate_classes(self) -> None:
         """Make the parts; a value that a part refuses ends the command with the part's own sentence."""
+        path = self._get(self.config, "ckpt_path")
+        if path is not None and not Path(path).exists():
+            raise ConfigurationError(f"ckpt_path={path!r} is not there")
         try:
             super().instantiate_classes()
-        except ValueError as error:
+        except (ValueError, MisconfigurationException) as error:
             raise ConfigurationError(refusal(str(error))) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -92,16 +104,22 @@ class FreshperCLI(LightningCLI):
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line ``args`` (the process's own by default)."""
     arguments = sys.argv[1:] if args is None else list(args)
+    sys.path.insert(0, str(Path.cwd()))  # environments and other classes of the user's own
     _quiet()
     try:
         if arguments and arguments[0] in COMMANDS:
-            jsonargparse.auto_cli(
-                COMMANDS[arguments[0]], args=arguments[1:], prog=f"freshper {arguments[0]}", as_positional=False
-            )
+            _run_command(*arguments)
         else:
             _run_lightning(None if args is None else arguments)
     except (ConfigurationError, OmegaConfBaseException) as error:
         sys.exit(f"freshper: error: {error}")
+
+
+def _run_command(name: str, *options: str) -> None:
+    try:
+        jsonargparse.auto_cli(COMMANDS[name], args=list(options), prog=f"freshper {name}", as_positional=False)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def _run_lightning(arguments: list[str] | None) -> None:
@@ -119,7 +137,7 @@ def _run_lightning(arguments: list[str] | None) -> None:
             "log_every_n_steps": 1,
         },
         seed_everything_default=0,
-        parser_kwargs={**parser, "prog": "freshper", "env_prefix": "FRESHPER", **_per_subcommand(parser)},
+        parser_kwargs={**parser, **MAIN_PARSER, **_per_subcommand(parser)},
         auto_configure_optimizers=False,
         load_from_checkpoint_support=False,
         args=arguments,

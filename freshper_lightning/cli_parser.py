@@ -6,7 +6,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterable
-from typing import NoReturn
+from typing import NoReturn, get_type_hints
 
 from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import LightningArgumentParser
@@ -58,7 +58,8 @@ def explain(message: str, types: dict[str, str]) -> str:
     if unknown := _UNKNOWN.search(message):
         return _unknown_option(key, unknown, _CLASS_PATH.findall(message), types)
     if named := _UNKNOWN_CLASS.search(message):
-        return _unknown_class(key, named.group(1), f"{message}\n{types.get(key, '')}")
+        hint = _hint(key, _CLASS_PATH.findall(message)) or f"{message}\n{types.get(key, '')}"
+        return _unknown_class(key, named.group(1), hint)
     if expected := _EXPECTED.findall(message):
         allowed = [_plain(kind) for kind, _ in expected if kind != "<class 'NoneType'>"]
         value = next((got for _, got in expected if got), value)
@@ -91,6 +92,12 @@ def _unknown_key(key: str, known: Iterable[str]) -> str:
     if near:
         return f"there is no key {key}; did you mean {' or '.join(dict.fromkeys(near))}?"
     return f"there is no key {key}; {_alternatives(key, siblings or [name for name in known if '.' not in name])}"
+
+
+def _hint(key: str, class_paths: list[str]) -> str:
+    """Type of the setting ``key`` of the innermost class that the message names, as text."""
+    owner = _imported(class_paths[-1]) if class_paths else None
+    return str(get_type_hints(owner.__init__).get(key.rpartition(".")[2], "")) if owner is not None else ""
 
 
 def _unknown_class(key: str, value: str, text: str) -> str:

@@ -37,7 +37,9 @@ def export(checkpoint: str, model: str, path: str) -> None:
     """
     if not Path(checkpoint).is_file():
         raise ConfigurationError(f"checkpoint={checkpoint!r} is not a file")
-    state = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
+    state = torch.load(checkpoint, map_location="cpu", weights_only=True).get("state_dict")
+    if state is None:
+        raise ConfigurationError(f"checkpoint={checkpoint!r} is not a checkpoint of Lightning's: it has no state_dict")
     net = PolicyNet.from_pretrained(model)
     net.load_state_dict({key.removeprefix("net."): value for key, value in state.items() if key.startswith("net.")})
     export_policy(net, model, path)

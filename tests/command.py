@@ -25,7 +25,7 @@ class KillingCheckpointIO(ReplayCheckpointIO):
     def save_checkpoint(self, checkpoint, path, storage_options=None):
         if self.within and self.saved == self.after:
             Path(f"{path}.tmp").write_bytes(b"torn")
-            write_atomically({}, Path(f"{path}.buffer"))
+            write_atomically({}, Path(f"{path}.0.buffer"))
             os.kill(os.getpid(), signal.SIGKILL)
         super().save_checkpoint(checkpoint, path, storage_options)
         self.saved += 1

@@ -1,10 +1,8 @@
-import os
-
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from freshper_lightning.checkpoint import ReplayCheckpointIO, side_file, write_atomically
+from freshper_lightning.checkpoint import LAST, ReplayCheckpointIO, side_files, write_atomically
 from tests.loop import fit, policy, replay_data
 
 
@@ -20,8 +18,9 @@ def saved(tmp_path_factory, model_path):
 def test_checkpoint_and_side_file_hold_tensors_and_primitives_only(saved):
     folder, data = saved
     checkpoint = torch.load(folder / "step=10.ckpt", weights_only=True)
-    assert checkpoint["ReplayDataModule"]["buffer"] == "step=10.ckpt.buffer"
-    buffer = torch.load(folder / "step=10.ckpt.buffer", weights_only=True)
+    (side,) = side_files(folder / "step=10.ckpt")
+    assert checkpoint["ReplayDataModule"]["buffer"] == side.name
+    buffer = torch.load(side, weights_only=True)
     assert len(buffer["columns"]["ids"]) == len(data.buffer)
 
 
@@ -33,12 +32,24 @@ def test_loading_puts_the_buffer_that_is_named_in_its_place(saved):
     assert restored.buffer.ids().tolist() == data.buffer.ids().tolist()
 
 
-def test_a_link_to_a_checkpoint_finds_the_buffer_beside_the_checkpoint(saved, tmp_path):
-    folder, _ = saved
-    link = folder / "last.ckpt"
-    os.symlink("step=5.ckpt", link)
-    assert ReplayCheckpointIO().load_checkpoint(link)["global_step"] == 5
-    link.unlink()
+def test_the_last_checkpoint_is_a_link_to_the_newest_and_finds_its_buffer(saved):
+    folder, data = saved
+    assert (folder / LAST).is_symlink()
+    last = ReplayCheckpointIO().load_checkpoint(folder / LAST)
+    assert last["global_step"] == 10
+    assert len(last["ReplayDataModule"]["buffer"]["columns"]["ids"]) == len(data.buffer)
+
+
+def test_a_checkpoint_written_over_never_meets_the_buffer_of_another(tmp_path, monkeypatch):
+    """Killed between the new buffer and the new checkpoint, the old checkpoint still has the old buffer."""
+    io, path = ReplayCheckpointIO(), tmp_path / "a.ckpt"
+    io.save_checkpoint({"ReplayDataModule": {"buffer": {"x": 1}}, "step": 1}, path)
+    with pytest.raises(AttributeError, match="pickle"):
+        io.save_checkpoint({"ReplayDataModule": {"buffer": {"x": 2}}, "step": lambda: 2}, path)
+    assert io.load_checkpoint(path) == {"ReplayDataModule": {"buffer": {"x": 1}}, "step": 1}
+    io.save_checkpoint({"ReplayDataModule": {"buffer": {"x": 3}}, "step": 3}, path)
+    assert io.load_checkpoint(tmp_path / LAST) == {"ReplayDataModule": {"buffer": {"x": 3}}, "step": 3}
+    assert len(side_files(path)) == 1
 
 
 def test_a_missing_checkpoint_or_buffer_is_named(saved, tmp_path):
@@ -46,14 +57,15 @@ def test_a_missing_checkpoint_or_buffer_is_named(saved, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no checkpoint .*none\.ckpt"):
         ReplayCheckpointIO().load_checkpoint(tmp_path / "none.ckpt")
     (tmp_path / "step=5.ckpt").write_bytes((folder / "step=5.ckpt").read_bytes())
-    with pytest.raises(FileNotFoundError, match=r"step=5\.ckpt needs the replay buffer .*step=5\.ckpt\.buffer"):
+    with pytest.raises(FileNotFoundError, match=r"step=5\.ckpt needs the replay buffer .*step=5\.ckpt\..*\.buffer"):
         ReplayCheckpointIO().load_checkpoint(tmp_path / "step=5.ckpt")
 
 
 def test_old_checkpoints_go_with_their_side_files(tmp_path, model_path):
     newest = ModelCheckpoint(tmp_path / "kept", filename="{step}", every_n_train_steps=3, save_top_k=1)
     fit(tmp_path, policy(model_path), replay_data(), checkpoint=newest)
-    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["step=12.ckpt", "step=12.ckpt.buffer"]
+    (side,) = side_files(tmp_path / "kept" / "step=12.ckpt")
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == {"step=12.ckpt", side.name, LAST}
 
 
 def test_no_checkpoint_is_there_before_its_buffer_is(tmp_path):
@@ -61,13 +73,13 @@ def test_no_checkpoint_is_there_before_its_buffer_is(tmp_path):
     io, path = ReplayCheckpointIO(), tmp_path / "a.ckpt"
     with pytest.raises(AttributeError, match="pickle"):
         io.save_checkpoint({"ReplayDataModule": {"buffer": {"x": 1}}, "bad": lambda: 0}, path)
-    assert side_file(path).is_file()
+    assert len(side_files(path)) == 1
     assert not path.exists()
     other = tmp_path / "b.ckpt"
     with pytest.raises(AttributeError, match="pickle"):
         io.save_checkpoint({"ReplayDataModule": {"buffer": lambda: 0}}, other)
     assert not other.exists()
-    assert not side_file(other).exists()
+    assert not side_files(other)
 
 
 def test_a_file_holds_the_old_content_until_the_new_is_whole(tmp_path):

@@ -171,7 +171,7 @@ def test_fit_then_validate_and_test_play_the_same_evaluation(capsys, monkeypatch
         in_this_process(monkeypatch, model_path, folder, *arguments, command=command)
         again = read_scalars(folder / "run")
         tags = [tag for tag in scalars if tag.startswith("evaluation/")]
-        assert len(tags) == 9
+        assert len(tags) == 11
         for tag in tags:
             assert again[tag] == scalars[tag][-1:], tag
 
@@ -236,8 +236,8 @@ def test_the_frozen_lake_runs_an_iteration_on_a_tiny_model(tmp_path, lake_model,
     small = ["--trainer.max_epochs=1", "--evaluation.episodes=4", "--rollout.engine.name=transformers", *smaller]
     place = [f"--trainer.logger.init_args.save_dir={tmp_path}", "--trainer.accelerator=cpu"]
     main(["fit", *stacked(STACKS[stack]), f"--model.path={lake_model}", *lake, *small, *place])
-    scalars = read_scalars(tmp_path / "run")
+    scalars = read_scalars(tmp_path / "run" / "version_0")
     phase = "demonstration" if stack == "warm_start" else "fresh"
     assert f"update/{phase}/loss" in scalars
     assert "success, greedy" in capsys.readouterr().out
-    assert (tmp_path / "run" / "checkpoints" / "last.ckpt").exists()
+    assert (tmp_path / "run" / "version_0" / "checkpoints" / "last.ckpt").exists()

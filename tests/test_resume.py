@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from freshper_lightning.callbacks.report import read_scalars
+from freshper_lightning.checkpoint import LAST, side_files
 from tests.command import in_another_process, in_this_process
 
 SAVE_AT_END = "--trainer.callbacks+=tests.command.SaveAtEnd"
@@ -32,7 +33,8 @@ def scalars(folder):
 def final(folder):
     """Everything that the last checkpoint of a finished run holds and a user could miss, without names of files."""
     last = torch.load(folder / "run" / "last_of_all.ckpt", weights_only=True)
-    buffer = torch.load(folder / "run" / "last_of_all.ckpt.buffer", weights_only=True)
+    (side,) = side_files(folder / "run" / "last_of_all.ckpt")
+    buffer = torch.load(side, weights_only=True)
     callbacks = {name: state for name, state in last["callbacks"].items() if not name.startswith("ModelCheckpoint")}
     return last["state_dict"], last["optimizer_states"], buffer, callbacks
 
@@ -104,7 +106,7 @@ def test_a_run_killed_while_it_writes_resumes_from_the_checkpoint_before(
     folder = tmp_path / "run" / "checkpoints"
     names = {path.name for path in folder.iterdir()}
     (whole,) = {name for name in names if name.endswith("step=4.ckpt")}
-    assert names > {f"{whole}.buffer", whole}
-    assert {name for name in names if "step=8" in name} == {"epoch=1-step=8.ckpt.tmp", "epoch=1-step=8.ckpt.buffer"}
-    in_this_process(monkeypatch, model_path, tmp_path, SAVE_AT_END, trigger, f"--ckpt_path={folder / whole}")
+    assert {name for name in names if "step=8" in name} == {"epoch=1-step=8.ckpt.tmp", "epoch=1-step=8.ckpt.0.buffer"}
+    assert (folder / LAST).resolve().name == whole
+    in_this_process(monkeypatch, model_path, tmp_path, SAVE_AT_END, trigger, f"--ckpt_path={folder / LAST}")
     assert_ended_alike(tmp_path, uninterrupted)

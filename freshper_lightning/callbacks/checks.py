@@ -1,10 +1,9 @@
 """What has to agree between the parts of a run, checked before a model is loaded."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning import Trainer
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from datamodules.replay import ReplayDataModule
 from freshper_lightning.algorithms.algorithm import Reinforce
@@ -12,6 +11,7 @@ from freshper_lightning.callbacks.parts import data_module, replay_data
 from freshper_lightning.envs.protocol import make_text_env
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.module import PolicyModule
+from freshper_lightning.policy.net import require_model_folder
 from freshper_lightning.rollout.checkpoint import stop_token_ids
 from freshper_lightning.rollout.collector import EnvironmentConfig
 from freshper_lightning.rollout.conversation import ChatFormat
@@ -26,7 +26,10 @@ def check_configuration(trainer: Trainer, module: PolicyModule, rollout: "Rollou
     Raises:
         ConfigurationError: Names the key, its value and what is allowed.
     """
-    _check_model(module)
+    require_model_folder(module.path)
+    _check_trainer(trainer)
+    _check_order(trainer, rollout)
+    _check_engine(module, rollout)
     _check_temperature(module, rollout)
     _check_data(trainer, module)
     _check_group(module, rollout)
@@ -47,10 +50,52 @@ def check_environment(key: str, environment: EnvironmentConfig) -> None:
         raise ConfigurationError(f"{key}: {error}") from error
 
 
-def _check_model(module: PolicyModule) -> None:
-    if not (Path(module.path) / "config.json").is_file():
+def _check_trainer(trainer: Trainer) -> None:
+    if trainer.limit_train_batches != 1.0:
         raise ConfigurationError(
-            f"model.path={module.path!r} is not the folder of a Hugging Face model: no config.json in it"
+            f"trainer.limit_train_batches={trainer.limit_train_batches} (fast_dev_run sets it) must be 1.0, since an"
+            " iteration is whole; trainer.max_epochs=1 and small rollout.groups make a short run"
+        )
+    if trainer.ckpt_path is not None and trainer.world_size > 1:
+        raise ConfigurationError(
+            f"ckpt_path={trainer.ckpt_path!r} cannot be resumed on {trainer.world_size} ranks: a checkpoint holds the"
+            " replay buffer of the first rank only; use one rank"
+        )
+    for callback in trainer.checkpoint_callbacks:
+        if getattr(callback, "_train_time_interval", None) is not None and trainer.accumulate_grad_batches > 1:
+            raise ConfigurationError(
+                "checkpoint.train_time_interval must be null where trainer.accumulate_grad_batches="
+                f"{trainer.accumulate_grad_batches}: it could save inside an optimizer batch; use every_n_train_steps"
+            )
+
+
+def _check_order(trainer: Trainer, rollout: "RolloutCallback") -> None:
+    from freshper_lightning.callbacks.evaluation import EvaluationCallback
+    from freshper_lightning.callbacks.replay_monitor import ReplayMonitor
+
+    callbacks: list[object] = getattr(trainer, "callbacks", [])
+    kinds = (EvaluationCallback, ReplayMonitor)
+    for callback in callbacks[: callbacks.index(rollout)]:
+        if isinstance(callback, kinds):
+            raise ConfigurationError(
+                f"{type(callback).__name__} must come after RolloutCallback among trainer.callbacks: it reads the clock"
+                " that RolloutCallback moves"
+            )
+
+
+def _check_engine(module: PolicyModule, rollout: "RolloutCallback") -> None:
+    config = rollout.engine_config
+    try:
+        name, _ = config.resolve()
+        limit = getattr(AutoConfig.from_pretrained(module.path).get_text_config(), "max_position_embeddings", None)
+    except ValueError as error:
+        raise ConfigurationError(f"rollout.engine: {error}") from error
+    if name == "vllm" and config.kv_cache_mib == 0:
+        raise ConfigurationError("rollout.engine.kv_cache_mib=0 must be positive for the vllm engine")
+    if limit is not None and config.max_model_len > limit:
+        raise ConfigurationError(
+            f"rollout.engine.max_model_len={config.max_model_len} must be at most {limit}, the model's"
+            " max_position_embeddings"
         )
 
 
@@ -58,7 +103,7 @@ def _check_tokenizer(module: PolicyModule, rollout: "RolloutCallback") -> None:
     try:
         chat = ChatFormat(AutoTokenizer.from_pretrained(module.path), history=rollout.history)
         stops = stop_token_ids(module.path)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise ConfigurationError(f"model.path={module.path!r}: {error}") from error
     if chat.end_token_id not in stops:
         raise ConfigurationError(

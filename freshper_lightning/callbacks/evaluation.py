@@ -16,7 +16,7 @@ from freshper_lightning.rollout.seeds import evaluation_instance_seed
 Mode = Literal["sampled", "greedy"]
 """Decoding: at the training temperature, or the most likely token."""
 
-LOGGED = ("return", "success", "turns", "valid_actions")
+LOGGED = ("return", "success", "turns", "valid_actions", "failures")
 
 
 class EvaluationCallback(Callback):
@@ -59,6 +59,7 @@ class EvaluationCallback(Callback):
         """Metrics of the evaluation before the first update."""
         self.latest: dict[str, float] = {}
         """Metrics of the newest evaluation."""
+        self._evaluated_at: int | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse an environment that cannot be made, before a model is loaded."""
@@ -71,9 +72,9 @@ class EvaluationCallback(Callback):
         metrics: dict[str, float] = {}
         for mode in self.modes:
             summary = summarize(self._play(trainer, pl_module, rollout, mode), summing(trainer))
-            metrics.update({f"evaluation/{mode}/{name}": summary[name] for name in LOGGED})
+            metrics.update({f"evaluation/{mode}/{name}": summary[name] for name in LOGGED if name in summary})
         log_scalars(trainer, metrics | _steps(rollout), rollout.clock.updates)
-        self.latest = metrics
+        self.latest, self._evaluated_at = metrics, rollout.clock.updates
         return metrics
 
     def _play(self, trainer: Trainer, module: LightningModule, rollout: RolloutCallback, mode: Mode) -> Collection:
@@ -113,6 +114,11 @@ class EvaluationCallback(Callback):
         if due or iteration == trainer.max_epochs:
             pl_module.log_dict(self.evaluate(trainer, pl_module), logger=False)
 
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Evaluate what training ended with, where steps or time ran out before an evaluation was due."""
+        if self._evaluated_at != callback_of(trainer, RolloutCallback).clock.updates:
+            self.evaluate(trainer, pl_module)
+
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """`freshper validate`."""
         pl_module.log_dict(self.evaluate(trainer, pl_module), logger=False)
@@ -122,12 +128,13 @@ class EvaluationCallback(Callback):
         pl_module.log_dict(self.evaluate(trainer, pl_module), logger=False)
 
     def state_dict(self) -> dict[str, Any]:
-        """The first and the newest metrics."""
-        return {"first": self.first, "latest": self.latest}
+        """The first and the newest metrics, and the clock of the newest."""
+        return {"first": self.first, "latest": self.latest, "evaluated_at": self._evaluated_at}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self.first, self.latest = state_dict["first"], state_dict["latest"]
+        self._evaluated_at = state_dict["evaluated_at"]
 
 
 def _steps(rollout: RolloutCallback) -> dict[str, float]:

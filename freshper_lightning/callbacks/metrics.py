@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 
 import torch
+import torch.distributed as dist
 from lightning import Trainer
 from torch import Tensor
 from torchmetrics import MeanMetric
@@ -34,12 +35,23 @@ class MetricBank:
     def flush(self) -> dict[str, float]:
         """The means over all ranks (a collective there), without those that nothing counted towards; starts anew."""
         results = {}
-        for name in sorted(self._means):
-            value = float(self._means[name].compute())
+        for name in self._names_of_all_ranks():
+            value = float(self._mean(name).compute())
             if not math.isnan(value):
                 results[name] = value
         self._means.clear()
         return results
+
+    def _names_of_all_ranks(self) -> list[str]:
+        """A rank that lost its data has fewer names, and each name below is a collective."""
+        names = set(self._means)
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            gathered: list[set[str]] = [set() for _ in range(dist.get_world_size())]
+            dist.all_gather_object(gathered, names)
+            names = names.union(*gathered)
+        for name in names - set(self._means):
+            self.update(name, 0.0, 0.0)
+        return sorted(names)
 
     def state_dict(self) -> dict[str, list[float]]:
         """Sum of values and sum of weights by name."""

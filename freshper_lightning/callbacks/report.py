@@ -12,6 +12,7 @@ from freshper_lightning.callbacks.evaluation import EvaluationCallback
 from freshper_lightning.callbacks.parts import callback_of
 from freshper_lightning.callbacks.replay_monitor import ReplayMonitor
 from freshper_lightning.callbacks.rollout import RolloutCallback
+from freshper_lightning.checkpoint import LAST
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
@@ -85,8 +86,8 @@ def _training(trainer: Trainer, scalars: dict[str, list[tuple[int, float]]]) -> 
 def _places(trainer: Trainer) -> list[tuple[str, str]]:
     rows = [("logs", f"tensorboard --logdir {trainer.log_dir}")] if trainer.log_dir else []
     checkpoint = trainer.checkpoint_callback
-    path = checkpoint.last_model_path if isinstance(checkpoint, ModelCheckpoint) else ""
-    return [*rows, ("checkpoint", path)] if path else rows
+    path = Path(checkpoint.dirpath or ".") / LAST if isinstance(checkpoint, ModelCheckpoint) else None
+    return [*rows, ("checkpoint", str(path))] if path is not None and path.exists() else rows
 
 
 def read_scalars(log_dir: str | Path) -> dict[str, list[tuple[int, float]]]:

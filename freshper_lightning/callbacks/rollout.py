@@ -1,4 +1,4 @@
-"""Alternates rollouts and updates: collects at the start of an iteration, keeps the clock, feeds observations back."""
+"""Alternates rollouts and updates: collects at the start of an iteration and keeps the clock."""
 
 import logging
 import time
@@ -15,7 +15,7 @@ from freshper_lightning.callbacks.checks import check_configuration
 from freshper_lightning.callbacks.metrics import log_scalars
 from freshper_lightning.callbacks.parts import data_module, policy_module, replay_data, summary_writers, summing
 from freshper_lightning.callbacks.progress import LoopProgress
-from freshper_lightning.checkpoint import save_last_good
+from freshper_lightning.checkpoint import save_end, save_last_good
 from freshper_lightning.errors import NonFiniteError
 from freshper_lightning.policy.module import PolicyModule
 from freshper_lightning.rollout.collector import Collection, Collector, EnvironmentConfig
@@ -177,9 +177,8 @@ class RolloutCallback(Callback):
         metrics["rollout/environment_steps"] = float(self.environment_steps)
         metrics["time/rollout"] = seconds
         log_scalars(trainer, metrics, self.clock.updates)
-        module.log_dict(
-            {"return": metrics["rollout/return"], "success": metrics["rollout/success"]}, prog_bar=True, logger=False
-        )
+        shown: dict[str, float] = {name: summary[name] for name in ("return", "success") if name in summary}
+        module.log_dict(shown, prog_bar=True, logger=False)
         text = "\n".join("    " + line for line in collection.transcript.splitlines())
         for writer in summary_writers(trainer):
             writer.add_text("rollout/conversation", text, self.clock.updates)
@@ -203,6 +202,10 @@ class RolloutCallback(Callback):
         if isinstance(exception, NonFiniteError) and data is not None:
             path = save_last_good(trainer, data.train_dataloader())
             logger.error("the last good update is in %s", path)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave a checkpoint of what training ended with, where the last one is older."""
+        save_end(trainer)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Close environments and engine, after everything that could still need the engine's process group."""
@@ -229,34 +232,35 @@ class RolloutCallback(Callback):
 def summarize(collection: Collection, total: Callable[[Tensor], Tensor]) -> dict[str, float]:
     """Means over the episodes of all ranks; ``total`` sums a float64 tensor over ranks.
 
-    ``success`` counts only episodes whose environment gives a verdict, and is 0 where none does.
+    ``success`` is the share of the episodes whose environment gives a verdict, and is not there where none does.
     """
     episodes = collection.trajectories
-    sums = [
-        float(len(episodes)),
-        sum(t.episode_return for t in episodes),
-        float(sum(t.success is True for t in episodes)),
-        float(sum(t.success is not None for t in episodes)),
-        float(sum(t.num_turns for t in episodes)),
-        float(sum(t.num_sampled for t in episodes)),
-        float(sum(t.num_tokens for t in episodes)),
-        float(sum(t.invalid_turns for t in episodes)),
-        float(sum(t.truncated for t in episodes)),
-        float(len(collection.failures)),
-        collection.num_sampled_tokens / max(collection.seconds_generating, 1e-9),
-    ]
-    count, returns, successes, verdicts, turns, sampled, tokens, invalid, truncated, failures, speed = total(
-        torch.tensor(sums, dtype=torch.float64)
-    ).tolist()
-    count, verdicts = max(count, 1.0), max(verdicts, 1.0)
-    return {
-        "return": returns / count,
-        "success": successes / verdicts,
-        "turns": turns / count,
-        "sampled_tokens": sampled / count,
-        "length": tokens / count,
-        "valid_actions": 1.0 - invalid / max(turns, 1.0),
-        "truncated": truncated / count,
-        "failures": failures,
-        "engine_tokens_per_second": speed,
+    sums = {
+        "episodes": len(episodes),
+        "return": sum(t.episode_return for t in episodes),
+        "successes": sum(t.success is True for t in episodes),
+        "verdicts": sum(t.success is not None for t in episodes),
+        "turns": sum(t.num_turns for t in episodes),
+        "sampled_tokens": sum(t.num_sampled for t in episodes),
+        "length": sum(t.num_tokens for t in episodes),
+        "truncated": sum(t.truncated for t in episodes),
+        "steps": collection.num_env_steps,
+        "valid": collection.num_valid,
+        "effective": collection.num_effective,
+        "failures": len(collection.failures),
+        "dropped": collection.num_dropped,
+        "speed": collection.num_sampled_tokens / max(collection.seconds_generating, 1e-9),
+    }
+    totals = total(torch.tensor(list(map(float, sums.values())), dtype=torch.float64)).tolist()
+    of = dict(zip(sums, totals, strict=True))
+    means = ("return", "turns", "sampled_tokens", "length", "truncated")
+    summary = {name: of[name] / max(of["episodes"], 1.0) for name in means}
+    if of["verdicts"]:
+        summary["success"] = of["successes"] / of["verdicts"]
+    return summary | {
+        "valid_actions": of["valid"] / max(of["steps"], 1.0),
+        "effective_actions": of["effective"] / max(of["steps"], 1.0),
+        "failures": of["failures"],
+        "dropped": of["dropped"],
+        "engine_tokens_per_second": of["speed"],
     }

@@ -62,7 +62,6 @@ class Lake:
         distances = self.distances()
         return min(ACTIONS, key=lambda action: distances.get(self.moved(cell, action), self.size**2))
 
-
     def parity(self) -> int:
         """0 or 1, by a hash of the map: lakes of different parity are never the same map."""
         return zlib.crc32(repr((self.size, sorted(self.holes), self.start, self.goal)).encode()) & 1

@@ -8,7 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import nll_loss
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from freshper_lightning.errors import ConfigurationError
+
+PARITY = 1e-3
+"""Largest difference in nats that rounding in float32 may make."""
 
 
 class TokenStatistics(NamedTuple):
@@ -35,16 +40,44 @@ class PolicyNet(nn.Module):
     def from_pretrained(cls, path: str | Path) -> "PolicyNet":
         """Load a checkpoint folder with float32 weights, in training mode.
 
+        Dropout is switched off, since a log-probability must be the one that the engine sampled with.
+
         Raises:
-            ValueError: The folder does not exist or holds no model.
+            ConfigurationError: The folder holds no model, or one whose log-probabilities are not computed right here.
         """
-        if not (Path(path) / "config.json").is_file():
-            raise ValueError(
-                f"model.path={str(path)!r} is not the folder of a Hugging Face model: no config.json in it"
-            )
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        require_model_folder(path)
+        config = AutoConfig.from_pretrained(path)
+        for name, value in config.to_dict().items():
+            if "dropout" in name and isinstance(value, float):
+                setattr(config, name, 0.0)
+        model = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=torch.float32)
         # from_pretrained returns a model in evaluation mode, in which gradient checkpointing is silently off.
-        return cls(model).train()
+        net = cls(model).train()
+        net.require_parity(str(path))
+        return net
+
+    @torch.no_grad()
+    def require_parity(self, name: str) -> None:
+        """Compare with the model's own logits on two conversations that share a row.
+
+        Raises:
+            ConfigurationError: They differ, as they do where a model scales or caps its logits behind the head, keeps
+                dropout, or does not tell packed conversations apart.
+        """
+        vocabulary = self.model.config.get_text_config().vocab_size
+        pair = [torch.arange(start, start + 12) * 7 % vocabulary for start in (3, 5)]
+        positions = torch.arange(12)
+        predicted_from = torch.cat([positions[:-1], positions[:-1] + 12])
+        targets = torch.cat([ids[1:] for ids in pair])
+        packed = self(torch.cat(pair)[None], positions.repeat(2)[None], predicted_from, targets).log_probs
+        alone = torch.cat([self.model(ids[None], use_cache=False).logits[0, :-1] for ids in pair])
+        expected = alone.float().log_softmax(-1).gather(1, targets[:, None])[:, 0]
+        gap = float((packed - expected).abs().max())
+        if gap > PARITY:
+            raise ConfigurationError(
+                f"model.path={name!r}: packed log-probabilities differ from the model's own by {gap:.2g} nats, where"
+                f" {PARITY} is allowed; the architecture {type(self.model).__name__} is not supported"
+            )
 
     def forward(
         self,
@@ -78,3 +111,15 @@ class PolicyNet(nn.Module):
         for name, parameter in self.model.named_parameters():
             tensor = parameter.detach()
             yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def require_model_folder(path: str | Path) -> None:
+    """Refuse a path that is not the folder of a Hugging Face checkpoint.
+
+    Raises:
+        ConfigurationError: There is no config.json in it.
+    """
+    if not (Path(path) / "config.json").is_file():
+        raise ConfigurationError(
+            f"model.path={str(path)!r} is not the folder of a Hugging Face model: no config.json in it"
+        )

@@ -52,16 +52,6 @@ class Collection:
     transcript: str = ""
     """The first trajectory as text, special tokens included."""
 
-    @property
-    def valid_share(self) -> float:
-        """Share of environment steps whose reply could be parsed; NaN without steps."""
-        return self.num_valid / self.num_env_steps if self.num_env_steps else float("nan")
-
-    @property
-    def effective_share(self) -> float:
-        """Share of environment steps that changed the state; NaN without steps."""
-        return self.num_effective / self.num_env_steps if self.num_env_steps else float("nan")
-
 
 class Collector:
     """Plays episodes in lock-step: one reply of every running episode, then one step of every environment.

@@ -240,7 +240,7 @@ def test_an_episode_without_room_for_two_more_tokens_is_truncated(collector, eng
 def test_an_environment_that_says_nothing_about_its_steps_has_valid_ones_and_no_verdict(collector):
     collection = collector("freshper-test/Terse-v0", max_context=200).collect(plans(groups=1), BORN)
     assert all(t.success is None and t.invalid_turns == 0 for t in collection.trajectories)
-    assert collection.valid_share == collection.effective_share == 1.0
+    assert collection.num_valid == collection.num_effective == collection.num_env_steps
 
 
 def test_the_format_penalty_counts_once_per_invalid_turn_and_stays_out_of_the_rewards(collector, chat):
@@ -266,7 +266,7 @@ def test_replies_of_an_untrained_policy_never_raise_in_frozen_lake(collector):
         assert trajectory.num_turns == trajectory.invalid_turns == 5
         assert (trajectory.episode_return, trajectory.success, trajectory.truncated) == (0.0, False, True)
         assert trajectory.training_return == pytest.approx(-0.5)
-    assert collection.valid_share == 0.0
+    assert collection.num_valid == 0
 
 
 def test_counts_are_those_of_what_was_played(collector):
@@ -280,7 +280,7 @@ def test_counts_are_those_of_what_was_played(collector):
 def test_nothing_to_play_is_an_empty_collection(collector):
     collection = collector().collect([], BORN)
     assert (collection.trajectories, collection.transcript) == ([], "")
-    assert collection.valid_share != collection.valid_share
+    assert collection.num_env_steps == 0
 
 
 @pytest.mark.parametrize("fails_at", [0, 2])
