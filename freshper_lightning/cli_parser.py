@@ -6,7 +6,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterable
-from typing import NoReturn, get_type_hints
+from typing import NoReturn
 
 from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import LightningArgumentParser
@@ -97,7 +97,9 @@ def _unknown_key(key: str, known: Iterable[str]) -> str:
 def _hint(key: str, class_paths: list[str]) -> str:
     """Type of the setting ``key`` of the innermost class that the message names, as text."""
     owner = _imported(class_paths[-1]) if class_paths else None
-    return str(get_type_hints(owner.__init__).get(key.rpartition(".")[2], "")) if owner is not None else ""
+    parameters = inspect.signature(owner).parameters if owner is not None else {}
+    name = key.rpartition(".")[2]
+    return str(parameters[name].annotation) if name in parameters else ""
 
 
 def _unknown_class(key: str, value: str, text: str) -> str:

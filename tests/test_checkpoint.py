@@ -36,7 +36,7 @@ def test_the_last_checkpoint_is_a_link_to_the_newest_and_finds_its_buffer(saved)
     folder, data = saved
     assert (folder / LAST).is_symlink()
     last = ReplayCheckpointIO().load_checkpoint(folder / LAST)
-    assert last["global_step"] == 10
+    assert last["global_step"] == 12
     assert len(last["ReplayDataModule"]["buffer"]["columns"]["ids"]) == len(data.buffer)
 
 

@@ -1,14 +1,21 @@
+import shutil
+from datetime import timedelta
+
 import pytest
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from datamodules.demonstrations import DemonstrationsDataModule
 from freshper_lightning.algorithms.algorithm import GRPO, SFT, Reinforce
+from freshper_lightning.callbacks.evaluation import EvaluationCallback
 from freshper_lightning.callbacks.progress import LoopProgress
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.net import PolicyNet
 from freshper_lightning.replay import TDError
 from freshper_lightning.rollout.collector import EnvironmentConfig
+from freshper_lightning.rollout.factory import EngineConfig
 from freshper_lightning.rollout.sampling import SamplingConfig
 from tests.loop import fit, policy, replay_data, rollout_callback
+from tests.loop import trainer as make_trainer
 
 
 def demonstrations():
@@ -78,3 +85,45 @@ def test_a_group_of_one_is_no_trouble_without_a_baseline(tmp_path, model_path):
 def test_lines_of_progress_need_an_interval():
     with pytest.raises(ValueError, match=r"progress\.line_every=0 must be at least 1"):
         LoopProgress(line_every=0)
+
+
+@pytest.mark.parametrize(
+    ("rollout", "trainer", "message"),
+    [
+        ({}, {"limit_train_batches": 3}, r"trainer\.limit_train_batches=3.*must be 1\.0"),
+        (
+            {"engine_config": EngineConfig(name="transformers", max_model_len=4096)},
+            {},
+            r"rollout\.engine\.max_model_len=4096 must be at most 256",
+        ),
+        ({}, {"order": "evaluation first"}, r"EvaluationCallback must come after RolloutCallback"),
+        (
+            {},
+            {"accumulate_grad_batches": 2, "checkpoint": ModelCheckpoint(train_time_interval=timedelta(seconds=1))},
+            r"checkpoint\.train_time_interval must be null where trainer\.accumulate_grad_batches=2",
+        ),
+    ],
+)
+def test_a_trainer_that_would_train_something_else_is_refused(tmp_path, model_path, rollout, trainer, message):
+    callback = rollout_callback()
+    callback.engine_config = rollout.get("engine_config", callback.engine_config)
+    run = make_trainer(tmp_path, rollout=callback, **{k: v for k, v in trainer.items() if k != "order"})
+    if "order" in trainer:
+        run.callbacks.insert(0, EvaluationCallback(episodes=1))
+    with pytest.raises(ConfigurationError, match=message):
+        run.fit(policy(model_path), datamodule=replay_data())
+
+
+def test_an_engine_that_is_not_installed_is_refused(tmp_path, model_path, monkeypatch):
+    monkeypatch.setattr("freshper_lightning.rollout.factory.find_spec", lambda name: None)
+    callback = rollout_callback(engine="vllm")
+    with pytest.raises(ConfigurationError, match=r"rollout\.engine: .*'vllm'.*not installed"):
+        fit(tmp_path, policy(model_path), replay_data(), rollout=callback)
+
+
+def test_a_chat_template_whose_end_never_stops_a_reply_is_refused(tmp_path, model_path):
+    broken = tmp_path / "model"
+    shutil.copytree(model_path, broken)
+    (broken / "generation_config.json").write_text('{"eos_token_id": 0}')
+    with pytest.raises(ConfigurationError, match=r"model\.path.*ends a reply with .*not among the eos_token_id \[0\]"):
+        fit(tmp_path, policy(broken), replay_data())

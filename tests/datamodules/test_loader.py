@@ -3,6 +3,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from datamodules.loader import IterationLoader
+from freshper_lightning.errors import ConfigurationError
 from tests.policy.transcripts import packed, transcript
 
 
@@ -72,3 +73,16 @@ def test_another_number_of_micro_batches_is_refused_by_key():
 def test_a_position_inside_an_optimizer_batch_is_refused():
     with pytest.raises(ValueError, match=r"inside an optimizer batch \(micro-batch 3 of 2\)"):
         IterationLoader(Source()).load_state_dict({"position": 3, "micro_batches": 2})
+
+
+def test_a_finished_iteration_may_be_followed_by_longer_ones_and_an_unfinished_one_may_not():
+    saved = IterationLoader(Source())
+    batches = iter(saved)
+    for _ in range(4):
+        next(batches)
+    longer = IterationLoader(Source(updates_per_iteration=5))
+    with pytest.raises(ConfigurationError, match=r"10 batches.*in the middle of one of 6.*data\.replay_updates"):
+        longer.load_state_dict(saved.state_dict())
+    list(batches)
+    longer.load_state_dict(saved.state_dict())
+    assert len(list(longer)) == 10

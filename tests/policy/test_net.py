@@ -1,7 +1,8 @@
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GraniteConfig, LlamaConfig
 
+from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.module import export_policy
 from freshper_lightning.policy.net import PolicyNet
 from freshper_lightning.policy.tiny import TinySpec, build_tiny, byte_tokenizer
@@ -79,3 +80,34 @@ def test_weights_are_float32_and_the_network_is_in_training_mode(net):
     """A model in evaluation mode would silently ignore gradient checkpointing."""
     assert {parameter.dtype for parameter in net.parameters()} == {torch.float32}
     assert all(module.training for module in net.modules())
+
+
+def build(path, config):
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(path)
+    return path
+
+
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "intermediate_size": 64,
+}
+
+
+def test_a_model_that_scales_its_logits_behind_the_head_is_refused(tmp_path):
+    build(tmp_path, GraniteConfig(**SIZES, logits_scaling=4.0, initializer_range=0.5))
+    with pytest.raises(ConfigurationError, match=r"differ from the model's own.*GraniteForCausalLM is not supported"):
+        PolicyNet.from_pretrained(tmp_path)
+
+
+def test_dropout_is_switched_off(tmp_path):
+    build(tmp_path, LlamaConfig(**SIZES, attention_dropout=0.5))
+    net = PolicyNet.from_pretrained(tmp_path)
+    rows, positions = torch.arange(10)[None], torch.arange(10)[None]
+    inputs = (rows, positions, torch.arange(9), torch.arange(1, 10))
+    assert net.training
+    assert torch.equal(net(*inputs).log_probs, net(*inputs).log_probs)
