@@ -5,10 +5,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning import LightningDataModule
 from transformers import AutoTokenizer
 
-from datamodules.loader import IterationLoader, validation_batches
+from datamodules.loader import LoopDataModule
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.module import PolicyModule
 from freshper_lightning.policy.net import require_model_folder
@@ -21,7 +20,7 @@ Demonstrate = Callable[..., list[tuple[str, str]]]
 """``demonstrate(seed, **arguments)``: the user message and the reply of each turn of one episode."""
 
 
-class DemonstrationsDataModule(LightningDataModule):
+class DemonstrationsDataModule(LoopDataModule):
     """One iteration is one pass over ``episodes`` demonstrations, in an order of its own.
 
     A demonstration is built as a rollout is: prompt and later user turns from the chat template, replies ended by the
@@ -53,7 +52,6 @@ class DemonstrationsDataModule(LightningDataModule):
         self.demonstrate, self.arguments, self.history = demonstrate, arguments or {}, history
         self.episodes, self.batch_size, self.seed = episodes, batch_size, seed
         self.demonstrations: list[Transcript] = []
-        self._loader = IterationLoader(self)
 
     def setup(self, stage: str) -> None:
         """Play and tokenise the demonstrations."""
@@ -90,11 +88,6 @@ class DemonstrationsDataModule(LightningDataModule):
         """Optimizer batches in one pass."""
         return self.episodes // self.batch_size
 
-    @property
-    def micro_batches(self) -> int:
-        """M: micro-batches per optimizer batch."""
-        return self.trainer.accumulate_grad_batches if self.trainer is not None else 1
-
     def optimizer_batch(self, update: int) -> list[TrajectoryBatch]:
         """This rank's part of the ``update``-th batch of the pass, as micro-batches."""
         assert self.trainer is not None
@@ -109,15 +102,3 @@ class DemonstrationsDataModule(LightningDataModule):
             batch.total_tokens, batch.total_sequences = tokens, float(self.batch_size)
             micro_batches.append(batch)
         return micro_batches
-
-    def train_dataloader(self) -> IterationLoader:
-        """The one loader of the run."""
-        return self._loader
-
-    def val_dataloader(self) -> list[int]:
-        """One dummy batch for `validate`, none during fit: EvaluationCallback plays the episodes."""
-        return validation_batches(self.trainer)
-
-    def test_dataloader(self) -> list[int]:
-        """One dummy batch: EvaluationCallback plays the episodes."""
-        return [0]

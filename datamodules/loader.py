@@ -1,9 +1,10 @@
 """A loader that asks for one optimizer batch after another, never ahead, and resumes in the middle of an iteration."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Protocol
 
-from lightning import Trainer
+from lightning import LightningDataModule
 from lightning.pytorch.trainer.states import TrainerFn
 
 from freshper_lightning.errors import ConfigurationError
@@ -83,9 +84,41 @@ class IterationLoader:
         self._start = 0 if finished else position
 
 
-def validation_batches(trainer: Trainer | None) -> list[int]:
-    """One dummy batch for `validate`; none during fit, where EvaluationCallback decides when episodes are played.
+class LoopDataModule(LightningDataModule, ABC):
+    """Data whose batches come from one :class:`IterationLoader`, the same throughout the run.
 
-    ``trainer.validating`` would not tell the two apart: it is true while fit asks for its validation loader.
+    EvaluationCallback plays the episodes of `validate` and `test`, which therefore need one dummy batch and no more.
     """
-    return [0] if trainer is not None and trainer.state.fn == TrainerFn.VALIDATING else []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._loader = IterationLoader(self)
+
+    @property
+    @abstractmethod
+    def updates_per_iteration(self) -> int:
+        """Optimizer batches per iteration."""
+
+    @abstractmethod
+    def optimizer_batch(self, update: int) -> list[TrajectoryBatch]:
+        """The micro-batches of the iteration's ``update``-th optimizer batch, on this rank."""
+
+    @property
+    def micro_batches(self) -> int:
+        """M: micro-batches per optimizer batch."""
+        return self.trainer.accumulate_grad_batches if self.trainer is not None else 1
+
+    def train_dataloader(self) -> IterationLoader:
+        """The one loader of the run; it remembers where in an iteration it is."""
+        return self._loader
+
+    def val_dataloader(self) -> list[int]:
+        """One dummy batch for `validate`, none during fit.
+
+        ``trainer.validating`` would not tell the two apart: it is true while fit asks for its validation loader.
+        """
+        return [0] if self.trainer is not None and self.trainer.state.fn == TrainerFn.VALIDATING else []
+
+    def test_dataloader(self) -> list[int]:
+        """One dummy batch."""
+        return [0]

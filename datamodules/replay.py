@@ -7,11 +7,10 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from lightning import LightningDataModule
 from numpy.typing import NDArray
 from torch import Tensor
 
-from datamodules.loader import IterationLoader, validation_batches
+from datamodules.loader import LoopDataModule
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.packing import Phase, TrajectoryBatch, collate
 from freshper_lightning.replay import AbsoluteAdvantage, Decay, Draw, ExponentialDecay, NoDecay, Priority, ReplayBuffer
@@ -22,7 +21,7 @@ from freshper_lightning.trajectory import ClockReading, Trajectory
 Ids = NDArray[np.int64]
 
 
-class ReplayDataModule(LightningDataModule):
+class ReplayDataModule(LoopDataModule):
     """One iteration is ``epochs`` passes over the fresh trajectories, then ``replay_updates`` x as many replay batches.
 
     Every optimizer batch holds ``batch_size`` trajectories over all ranks and micro-batches. A replay batch is one
@@ -92,7 +91,6 @@ class ReplayDataModule(LightningDataModule):
         self._fresh: Ids = np.empty(0, dtype=np.int64)
         self._batches_per_epoch: int | None = None
         self._now: Callable[[], ClockReading] = ClockReading
-        self._loader = IterationLoader(self)
 
     def _check(self, capacity: int) -> None:
         _require("batch_size", self.batch_size, self.batch_size >= 1, "at least 1")
@@ -139,18 +137,6 @@ class ReplayDataModule(LightningDataModule):
     def add_fresh(self, trajectories: list[Trajectory]) -> None:
         """Put this rank's trajectories of a new iteration into the buffer and make them the fresh ones."""
         self._fresh = self.buffer.add(trajectories, self._now())
-
-    def train_dataloader(self) -> IterationLoader:
-        """The one loader of the run; it remembers where in an iteration it is."""
-        return self._loader
-
-    def val_dataloader(self) -> list[int]:
-        """One dummy batch for `validate`, none during fit: EvaluationCallback plays the episodes."""
-        return validation_batches(self.trainer)
-
-    def test_dataloader(self) -> list[int]:
-        """One dummy batch: EvaluationCallback plays the episodes."""
-        return [0]
 
     def optimizer_batch(self, update: int) -> list[TrajectoryBatch]:
         """The micro-batches of the iteration's ``update``-th optimizer batch, on this rank."""
@@ -205,11 +191,6 @@ class ReplayDataModule(LightningDataModule):
     @property
     def _world_size(self) -> int:
         return self.trainer.world_size if self.trainer is not None else 1
-
-    @property
-    def micro_batches(self) -> int:
-        """M: micro-batches per optimizer batch."""
-        return self.trainer.accumulate_grad_batches if self.trainer is not None else 1
 
     def _reduce(self, tensor: Tensor, operation: str = "sum") -> Tensor:
         if self._world_size == 1:
