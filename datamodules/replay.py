@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -205,11 +206,13 @@ class ReplayDataModule(LoopDataModule):
         return {"buffer": self.buffer.state_dict(), "fresh": torch.from_numpy(self._fresh.copy())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned, bit by bit.
+        """Restore what :meth:`state_dict` returned, bit by bit; an evaluation needs none of it and restores nothing.
 
         Raises:
             ConfigurationError: The buffer was saved under settings that do not fit the present ones.
         """
+        if self.trainer is not None and self.trainer.state.fn != TrainerFn.FITTING:
+            return
         try:
             self.buffer.load_state_dict(state_dict["buffer"])
         except ValueError as error:

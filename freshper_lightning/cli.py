@@ -52,6 +52,9 @@ HINTS = (
     "sync_dist=True",
     "LeafSpec",
     "litlogger",
+    "`weights_only` was not set",
+    "dirpath has changed",
+    "`Trainer.fit` stopped",
 )
 """Parts of warnings of Lightning's about what is done here on purpose."""
 
@@ -152,7 +155,8 @@ def _quiet() -> None:
     """Messages of ours from INFO on, and none of Lightning's hints about what is done here on purpose."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("freshper_lightning").setLevel(logging.INFO)
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(lambda record: "litlogger" not in record.msg)
+    hints = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    hints.addFilter(lambda record: not any(hint in str(record.msg) for hint in HINTS))
     transformers.utils.logging.disable_progress_bar()
     for hint in HINTS:
         warnings.filterwarnings("ignore", message=f".*{hint}.*")

@@ -26,6 +26,9 @@ _REFUSED = re.compile(r"^ *- (?!Expected a )(.*)$", re.MULTILINE)
 _TYPE = re.compile(r"(?!collections\.|typing\.)\b[a-z_]\w*(?:\.\w+)+")
 
 
+HELP = "`{0} --help` lists the keys, `--data.help ReplayDataModule` and `--model.algorithm.help GRPO` those of a class."
+
+
 class FreshperParser(LightningArgumentParser):
     """Ends with exit code 2 and one short message where the parser of Lightning prints pages of usage."""
 
@@ -35,7 +38,7 @@ class FreshperParser(LightningArgumentParser):
             super().error(message, ex)
         parser: ArgumentParser = getattr(ex, "subcommand_parser", None) or self
         program = parser.prog.replace(" [options]", "")
-        sys.stderr.write(f"freshper: error: {explain(message, _types(parser))}\n`{program} --help` lists every key.\n")
+        sys.stderr.write(f"freshper: error: {explain(message, _types(parser))}\n{HELP.format(program)}\n")
         self.exit(2)
 
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from freshper_lightning.callbacks.rollout import RolloutCallback
 
 
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
+
+
 def check_configuration(trainer: Trainer, module: PolicyModule, rollout: "RolloutCallback") -> None:
     """Refuse a combination of settings that cannot work or would not mean what it says.
 
@@ -55,6 +58,11 @@ def _check_trainer(trainer: Trainer) -> None:
         raise ConfigurationError(
             f"trainer.limit_train_batches={trainer.limit_train_batches} (fast_dev_run sets it) must be 1.0, since an"
             " iteration is whole; trainer.max_epochs=1 and small rollout.groups make a short run"
+        )
+    if trainer.precision not in PRECISIONS:
+        raise ConfigurationError(
+            f"trainer.precision={trainer.precision} must be one of {', '.join(PRECISIONS)}: others also round the"
+            " log-probabilities and advantages that trajectories are stored with"
         )
     if trainer.ckpt_path is not None and trainer.world_size > 1:
         raise ConfigurationError(

@@ -1,5 +1,6 @@
 """Progress on a terminal: one bar for the rollout and one for the updates; plain lines where output is a file."""
 
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,13 +14,16 @@ from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 class LoopProgress(TQDMProgressBar):
     """Bars on a terminal, and every ``line_every`` iterations a line where output goes to a file."""
 
+    BAR_FORMAT = "{l_bar}{bar:10}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+    FIRST = ("success", "return")
+
     def __init__(self, line_every: int = 10) -> None:
         """Keep the interval of the lines, in iterations."""
         super().__init__(refresh_rate=1)
         if line_every < 1:
             raise ValueError(f"progress.line_every={line_every} must be at least 1")
         self.line_every = line_every
-        self._terminal = sys.stdout.isatty()
+        self._terminal = sys.stdout.isatty() and shutil.get_terminal_size((0, 0)).columns > 0
 
     @property
     def is_disabled(self) -> bool:
@@ -38,13 +42,14 @@ class LoopProgress(TQDMProgressBar):
     def on_train_epoch_start(self, trainer: Trainer, *args: Any) -> None:
         """Name the updates' bar after the iteration."""
         super().on_train_epoch_start(trainer, *args)
-        self.train_progress_bar.set_description(f"Update {trainer.current_epoch + 1}/{trainer.max_epochs}")
+        self.train_progress_bar.set_description(f"Iteration {trainer.current_epoch + 1}/{trainer.max_epochs}, updates")
 
     def get_metrics(
         self, trainer: Trainer, pl_module: LightningModule
     ) -> dict[str, int | str | float | dict[str, float]]:
-        """Logged values without the version number of the logger."""
-        return {k: v for k, v in super().get_metrics(trainer, pl_module).items() if k != "v_num"}
+        """Logged values without the version number of the logger, what is watched most ahead of the rest."""
+        metrics = {k: v for k, v in super().get_metrics(trainer, pl_module).items() if k != "v_num"}
+        return {k: metrics.pop(k) for k in self.FIRST if k in metrics} | metrics
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print a line where there is no bar."""

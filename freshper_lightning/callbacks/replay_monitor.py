@@ -50,7 +50,7 @@ class _OptimizerBatch:
             self.token_ages.append(ages[segments])
             self.ages.append(ages)
         if batch.advantages is not None:
-            first = torch.zeros(len(ages)).index_add_(0, segments, batch.advantages.abs().cpu())
+            first = torch.zeros(len(ages)).index_add_(0, segments, batch.advantages.abs().float().cpu())
             self.advantages.append(first)
 
 

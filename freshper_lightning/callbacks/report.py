@@ -35,36 +35,53 @@ class Report(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the table; draw the curve where there are TensorBoard logs."""
-        if not self.enabled or not trainer.is_global_zero:
-            return
-        scalars = read_scalars(trainer.log_dir) if trainer.log_dir else {}
-        rows = [*_success(trainer), *_training(trainer, scalars), *_places(trainer)]
-        if trainer.log_dir and _curves(scalars):
+        scalars = read_scalars(trainer.log_dir) if trainer.log_dir and trainer.is_global_zero else {}
+        rows = [*_evaluation(trainer), *_training(trainer, scalars), *_places(trainer)]
+        if self.enabled and trainer.log_dir and _curves(scalars):
             picture = Path(trainer.log_dir) / "learning_curve.png"
             draw_learning_curve(scalars, picture)
             rows.append(("learning curve", str(picture)))
+        self._print(trainer, rows)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Print what `freshper validate` found."""
+        self._print(trainer, [*_evaluation(trainer), *_places(trainer)[:1]])
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Print what `freshper test` found."""
+        self._print(trainer, [*_evaluation(trainer), *_places(trainer)[:1]])
+
+    def _print(self, trainer: Trainer, rows: list[tuple[str, str]]) -> None:
+        if not self.enabled or not trainer.is_global_zero or not rows:
+            return
         width = max(len(name) for name, _ in rows)
         print("\n" + "\n".join(f"{name:<{width}}  {value}" for name, value in rows), flush=True)
 
 
-def _success(trainer: Trainer) -> list[tuple[str, str]]:
+def _evaluation(trainer: Trainer) -> list[tuple[str, str]]:
     evaluation = callback_of(trainer, EvaluationCallback)
-    first, latest = evaluation.first, evaluation.latest
+    moments = [moment for moment in (evaluation.first, evaluation.latest) if moment]
     rows = []
     for mode in evaluation.modes:
         success, score = SUCCESS.format(mode=mode), RETURN.format(mode=mode)
-        before, after = (_with_interval(m.get(success), evaluation.episodes) for m in (first, latest))
-        rows.append((f"success, {mode}", f"{before} before, {after} after ({evaluation.episodes} held-out episodes)"))
-        if latest.get(score) != latest.get(success):
-            before, after = (f"{m[score]:.3f}" if score in m else "-" for m in (first, latest))
-            rows.append((f"return, {mode}", f"{before} before, {after} after"))
+        shares = [_with_interval(m[success], evaluation.episodes) for m in moments if success in m]
+        if shares:
+            rows.append((f"success, {mode}", f"{_before_after(shares)} ({evaluation.episodes} held-out episodes)"))
+        if any(m[score] != m.get(success) for m in moments):
+            rows.append((f"return, {mode}", _before_after([f"{m[score]:.3f}" for m in moments])))
     return rows
 
 
-def _with_interval(share: float | None, episodes: int) -> str:
-    if share is None:
-        return "-"
-    return f"{100 * share:.1f} % ± {196 * math.sqrt(share * (1 - share) / episodes):.1f}"
+def _before_after(values: list[str]) -> str:
+    return values[0] if len(values) == 1 else f"{values[0]} before, {values[1]} after"
+
+
+def _with_interval(share: float, episodes: int) -> str:
+    """Share in percent with Wilson's 95 % interval (Wilson 1927), which is right at 0 and 1 too."""
+    z2 = 1.96**2
+    middle = (share + z2 / (2 * episodes)) / (1 + z2 / episodes)
+    half = math.sqrt(z2 * share * (1 - share) / episodes + z2**2 / (4 * episodes**2)) / (1 + z2 / episodes)
+    return f"{100 * share:.1f} % [{100 * max(middle - half, 0):.1f}, {100 * min(middle + half, 1):.1f}]"
 
 
 def _training(trainer: Trainer, scalars: dict[str, list[tuple[int, float]]]) -> list[tuple[str, str]]:

@@ -25,7 +25,7 @@ from freshper_lightning.rollout.episode import EpisodePlan
 from freshper_lightning.rollout.factory import EngineConfig, build_engine
 from freshper_lightning.rollout.sampling import SamplingConfig
 from freshper_lightning.rollout.seeds import training_instance_seed
-from freshper_lightning.trajectory import ClockReading
+from freshper_lightning.trajectory import ClockReading, Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -145,6 +145,7 @@ class RolloutCallback(Callback):
         start = time.perf_counter()
         collection = self._collect(trainer, module)
         trajectories = module.algorithm.advantages(collection.trajectories, summing(trainer))
+        _warn_without_signal(trajectories)
         data.add_fresh(trajectories)
         steps = torch.tensor(float(collection.num_env_steps), dtype=torch.float64)
         self.environment_steps += int(summing(trainer)(steps))
@@ -227,6 +228,16 @@ class RolloutCallback(Callback):
         """Restore what :meth:`state_dict` returned."""
         self.clock = ClockReading(updates=state_dict["updates"], iteration=state_dict["iteration"])
         self.environment_steps = state_dict["environment_steps"]
+
+
+def _warn_without_signal(trajectories: list[Trajectory]) -> None:
+    if trajectories and not any(bool(t.advantages is not None and t.advantages.any()) for t in trajectories):
+        returns = sorted({round(t.training_return, 4) for t in trajectories})
+        logger.warning(
+            "all %d advantages are 0 (returns: %s): there is nothing to learn from in this iteration",
+            len(trajectories),
+            ", ".join(map(str, returns[:5])),
+        )
 
 
 def summarize(collection: Collection, total: Callable[[Tensor], Tensor]) -> dict[str, float]:

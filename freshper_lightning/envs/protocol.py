@@ -70,7 +70,7 @@ def make_text_env(env_id: str, kwargs: Mapping[str, Any]) -> TextEnv:
         allowed = ", ".join(inspect.signature(creator).parameters) or "none"
         raise ValueError(f"environment {env_id} cannot be made: {error}; its arguments are: {allowed}") from error
     env = gymnasium.make(env_id, disable_env_checker=True, **kwargs)
-    for name, space in (("observation_space", env.observation_space), ("action_space", env.action_space)):
+    for name, space in ((name, getattr(env, name, None)) for name in ("observation_space", "action_space")):
         if not isinstance(space, Text):
             env.close()
             raise ValueError(

@@ -4,12 +4,14 @@ from freshper_lightning.replay.buffer import Draw, NothingToDraw, ReplayBuffer
 from freshper_lightning.replay.clock import CLOCKS, ClockName, clock_value
 from freshper_lightning.replay.decay import Decay, ExponentialDecay, NoDecay
 from freshper_lightning.replay.priority import AbsoluteAdvantage, AbsoluteReward, Priority, TDError, UniformPriority
+from freshper_lightning.trajectory import ClockReading, Trajectory
 
 __all__ = [
     "CLOCKS",
     "AbsoluteAdvantage",
     "AbsoluteReward",
     "ClockName",
+    "ClockReading",
     "Decay",
     "Draw",
     "ExponentialDecay",
@@ -18,6 +20,7 @@ __all__ = [
     "Priority",
     "ReplayBuffer",
     "TDError",
+    "Trajectory",
     "UniformPriority",
     "clock_value",
 ]
