@@ -52,7 +52,6 @@ HINTS = (
     "sync_dist=True",
     "LeafSpec",
     "litlogger",
-    "`weights_only` was not set",
     "dirpath has changed",
     "`Trainer.fit` stopped",
 )
@@ -157,6 +156,7 @@ def _quiet() -> None:
     logging.getLogger("freshper_lightning").setLevel(logging.INFO)
     hints = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     hints.addFilter(lambda record: not any(hint in str(record.msg) for hint in HINTS))
+    logging.getLogger("lightning.pytorch.trainer.connectors.checkpoint_connector").setLevel(logging.WARNING)
     transformers.utils.logging.disable_progress_bar()
     for hint in HINTS:
         warnings.filterwarnings("ignore", message=f".*{hint}.*")
