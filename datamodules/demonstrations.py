@@ -47,8 +47,8 @@ class DemonstrationsDataModule(LoopDataModule):
             seed: Seed of instances and of the order.
         """
         super().__init__()
-        if batch_size < 1 or episodes % batch_size:
-            raise ValueError(f"data.batch_size={batch_size} must divide data.episodes={episodes}")
+        if batch_size < 1 or episodes < 1 or episodes % batch_size:
+            raise ValueError(f"data.batch_size={batch_size} must divide data.episodes={episodes}, both at least 1")
         self.demonstrate, self.arguments, self.history = demonstrate, arguments or {}, history
         self.episodes, self.batch_size, self.seed = episodes, batch_size, seed
         self.demonstrations: list[Transcript] = []

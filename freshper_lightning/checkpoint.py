@@ -2,6 +2,7 @@
 
 import glob
 import os
+import pickle
 import secrets
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from datamodules.loader import IterationLoader
+from freshper_lightning.errors import ConfigurationError
 
 DATA_KEY = "ReplayDataModule"
 """Under this key Lightning stores the data module's state."""
@@ -44,7 +46,7 @@ class ReplayCheckpointIO(TorchCheckpointIO):
         write_atomically(checkpoint, path)
         for side in former:
             side.unlink()
-        if path.name != LAST:
+        if path.name not in (LAST, LAST_GOOD):
             _link_atomically(path.with_name(LAST), path.name)
 
     def load_checkpoint(
@@ -53,18 +55,20 @@ class ReplayCheckpointIO(TorchCheckpointIO):
         """Read the checkpoint and put the buffer that it names in its place.
 
         Raises:
-            FileNotFoundError: The checkpoint or the buffer beside it is missing.
+            ConfigurationError: The checkpoint or the buffer beside it is missing or damaged.
         """
         path = Path(path)
         if not path.is_file():
-            raise FileNotFoundError(f"there is no checkpoint {path}")
-        checkpoint: dict[str, Any] = torch.load(path, map_location=map_location, weights_only=True)
+            raise ConfigurationError(f"there is no checkpoint {path}")
+        checkpoint = read_state(path, map_location)
+        if not {"state_dict", "pytorch-lightning_version", "loops"} <= checkpoint.keys():
+            raise ConfigurationError(f"{path} is not a checkpoint of a run of this program")
         state = checkpoint.get(DATA_KEY)
         if state is not None and isinstance(state["buffer"], str):
             side = path.parent / state["buffer"]
             if not side.is_file():
-                raise FileNotFoundError(f"checkpoint {path} needs the replay buffer {side}, which is not there")
-            state["buffer"] = torch.load(side, map_location="cpu", weights_only=True)
+                raise ConfigurationError(f"checkpoint {path} needs the replay buffer {side}, which is not there")
+            state["buffer"] = read_state(side, "cpu")
         return checkpoint
 
     def remove_checkpoint(self, path: str | Path) -> None:
@@ -77,6 +81,21 @@ class ReplayCheckpointIO(TorchCheckpointIO):
 def side_files(path: Path) -> list[Path]:
     """Buffers written for the checkpoint at ``path``: one, or two where an interruption left an older one behind."""
     return sorted(path.parent.glob(f"{glob.escape(path.name)}.*.buffer"))
+
+
+def read_state(path: Path, map_location: Any) -> dict[str, Any]:
+    """What :func:`write_atomically` wrote.
+
+    Raises:
+        ConfigurationError: The file cannot be read, or holds something else.
+    """
+    try:
+        state = torch.load(path, map_location=map_location, weights_only=True)
+    except (OSError, EOFError, RuntimeError, KeyError, ValueError, pickle.UnpicklingError) as error:
+        raise ConfigurationError(f"{path} is damaged or not a file of this program: {error}") from error
+    if not isinstance(state, dict):
+        raise ConfigurationError(f"{path} is not a file of this program: it holds a {type(state).__name__}")
+    return state
 
 
 def _link_atomically(link: Path, target: str) -> None:

@@ -1,6 +1,7 @@
 """`freshper`: LightningCLI for fit, validate and test, and a few commands around it."""
 
 import logging
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -9,9 +10,9 @@ from typing import Any
 
 import jsonargparse
 import transformers
-from lightning import LightningDataModule, Trainer
+from lightning import Callback, LightningDataModule, Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.plugins.io import CheckpointIO
 from omegaconf.errors import OmegaConfBaseException
@@ -102,6 +103,14 @@ class FreshperCLI(LightningCLI):
             plugins = [*plugins, ReplayCheckpointIO()]
         return super().instantiate_trainer(plugins=plugins, **kwargs)
 
+    def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
+        unwanted: list[type] = []
+        if config.get("enable_progress_bar") is False:
+            unwanted.append(ProgressBar)
+        if config.get("enable_checkpointing") is False:
+            unwanted.append(ModelCheckpoint)
+        return super()._instantiate_trainer(config, [c for c in callbacks if not isinstance(c, tuple(unwanted))])
+
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line ``args`` (the process's own by default)."""
@@ -113,7 +122,7 @@ def main(args: Sequence[str] | None = None) -> None:
             _run_command(*arguments)
         else:
             _run_lightning(None if args is None else arguments)
-    except (ConfigurationError, OmegaConfBaseException) as error:
+    except (ConfigurationError, MisconfigurationException, OmegaConfBaseException) as error:
         sys.exit(f"freshper: error: {error}")
 
 
@@ -126,7 +135,7 @@ def _run_command(name: str, *options: str) -> None:
 
 def _run_lightning(arguments: list[str] | None) -> None:
     parser = {"parser_mode": "omegaconf", "default_env": True, "allow_abbrev": False}
-    FreshperCLI(
+    cli = FreshperCLI(
         PolicyModule,
         LightningDataModule,
         subclass_mode_data=True,
@@ -144,6 +153,8 @@ def _run_lightning(arguments: list[str] | None) -> None:
         load_from_checkpoint_support=False,
         args=arguments,
     )
+    if cli.trainer.received_sigterm:  # Lightning ends such a run as if it had finished
+        sys.exit(128 + signal.SIGTERM)
 
 
 def _per_subcommand(parser: dict[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-import torch
-
+from freshper_lightning.checkpoint import read_state
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.gguf import SMOLLM2_MODULE, SavedPrecision, bundled_gguf, convert_gguf
 from freshper_lightning.policy.module import export_policy
@@ -37,7 +36,7 @@ def export(checkpoint: str, model: str, path: str) -> None:
     """
     if not Path(checkpoint).is_file():
         raise ConfigurationError(f"checkpoint={checkpoint!r} is not a file")
-    state = torch.load(checkpoint, map_location="cpu", weights_only=True).get("state_dict")
+    state = read_state(Path(checkpoint), "cpu").get("state_dict")
     if state is None:
         raise ConfigurationError(f"checkpoint={checkpoint!r} is not a checkpoint of Lightning's: it has no state_dict")
     net = PolicyNet.from_pretrained(model)

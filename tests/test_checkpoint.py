@@ -3,6 +3,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from freshper_lightning.checkpoint import LAST, ReplayCheckpointIO, side_files, write_atomically
+from freshper_lightning.errors import ConfigurationError
 from tests.loop import fit, policy, replay_data
 
 
@@ -40,24 +41,52 @@ def test_the_last_checkpoint_is_a_link_to_the_newest_and_finds_its_buffer(saved)
     assert len(last["ReplayDataModule"]["buffer"]["columns"]["ids"]) == len(data.buffer)
 
 
-def test_a_checkpoint_written_over_never_meets_the_buffer_of_another(tmp_path, monkeypatch):
+def checkpoint_of(step, buffer):
+    lightning = {"state_dict": {}, "loops": {}, "pytorch-lightning_version": "2.6"}
+    return lightning | {"ReplayDataModule": {"buffer": {"x": buffer}}, "step": step}
+
+
+def test_a_checkpoint_written_over_never_meets_the_buffer_of_another(tmp_path):
     """Killed between the new buffer and the new checkpoint, the old checkpoint still has the old buffer."""
     io, path = ReplayCheckpointIO(), tmp_path / "a.ckpt"
-    io.save_checkpoint({"ReplayDataModule": {"buffer": {"x": 1}}, "step": 1}, path)
+    io.save_checkpoint(checkpoint_of(1, 1), path)
     with pytest.raises(AttributeError, match="pickle"):
-        io.save_checkpoint({"ReplayDataModule": {"buffer": {"x": 2}}, "step": lambda: 2}, path)
-    assert io.load_checkpoint(path) == {"ReplayDataModule": {"buffer": {"x": 1}}, "step": 1}
-    io.save_checkpoint({"ReplayDataModule": {"buffer": {"x": 3}}, "step": 3}, path)
-    assert io.load_checkpoint(tmp_path / LAST) == {"ReplayDataModule": {"buffer": {"x": 3}}, "step": 3}
+        io.save_checkpoint(checkpoint_of(lambda: 2, 2), path)
+    assert io.load_checkpoint(path) == checkpoint_of(1, 1)
+    io.save_checkpoint(checkpoint_of(3, 3), path)
+    assert io.load_checkpoint(tmp_path / LAST) == checkpoint_of(3, 3)
     assert len(side_files(path)) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", None])
+def test_a_damaged_checkpoint_is_refused_in_a_sentence(tmp_path, content):
+    path = tmp_path / "a.ckpt"
+    ReplayCheckpointIO().save_checkpoint(checkpoint_of(1, 1), path)
+    path.write_bytes(path.read_bytes()[:300] if content is None else content)
+    with pytest.raises(ConfigurationError, match=r"a\.ckpt is damaged or not a file of this program"):
+        ReplayCheckpointIO().load_checkpoint(path)
+
+
+def test_a_file_of_another_program_is_refused(tmp_path):
+    path = tmp_path / "a.ckpt"
+    write_atomically({"weights": torch.zeros(2)}, path)
+    with pytest.raises(ConfigurationError, match=r"a\.ckpt is not a checkpoint of a run of this program"):
+        ReplayCheckpointIO().load_checkpoint(path)
+
+
+def test_the_last_good_checkpoint_is_not_taken_for_the_newest(tmp_path):
+    io = ReplayCheckpointIO()
+    io.save_checkpoint(checkpoint_of(1, 1), tmp_path / "a.ckpt")
+    io.save_checkpoint(checkpoint_of(2, 2), tmp_path / "last_good.ckpt")
+    assert io.load_checkpoint(tmp_path / LAST)["step"] == 1
 
 
 def test_a_missing_checkpoint_or_buffer_is_named(saved, tmp_path):
     folder, _ = saved
-    with pytest.raises(FileNotFoundError, match=r"no checkpoint .*none\.ckpt"):
+    with pytest.raises(ConfigurationError, match=r"no checkpoint .*none\.ckpt"):
         ReplayCheckpointIO().load_checkpoint(tmp_path / "none.ckpt")
     (tmp_path / "step=5.ckpt").write_bytes((folder / "step=5.ckpt").read_bytes())
-    with pytest.raises(FileNotFoundError, match=r"step=5\.ckpt needs the replay buffer .*step=5\.ckpt\..*\.buffer"):
+    with pytest.raises(ConfigurationError, match=r"step=5\.ckpt needs the replay buffer .*step=5\.ckpt\..*\.buffer"):
         ReplayCheckpointIO().load_checkpoint(tmp_path / "step=5.ckpt")
 
 

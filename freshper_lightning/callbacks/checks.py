@@ -44,17 +44,25 @@ def check_configuration(trainer: Trainer, module: PolicyModule, rollout: "Rollou
 def check_environment(key: str, environment: EnvironmentConfig) -> None:
     """Make the environment that stands under ``key`` once, so that one that cannot be made is refused in time.
 
+    Whatever its constructor raises is the user's to mend.
+
     Raises:
         ConfigurationError: It cannot be made, or does not speak text.
     """
     try:
         make_text_env(environment.id, environment.kwargs).close()
-    except ValueError as error:
-        raise ConfigurationError(f"{key}: {error}") from error
+    except Exception as error:
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        raise ConfigurationError(f"{key}: {kind}{error}") from error
 
 
 def _check_trainer(trainer: Trainer) -> None:
-    if trainer.limit_train_batches != 1.0:
+    if trainer.accumulate_grad_batches < 1:
+        raise ConfigurationError(
+            f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches} must be at least 1"
+        )
+    # An integer counts batches: 1 is one batch, 1.0 is all of them.
+    if isinstance(trainer.limit_train_batches, int) or trainer.limit_train_batches != 1.0:
         raise ConfigurationError(
             f"trainer.limit_train_batches={trainer.limit_train_batches} (fast_dev_run sets it) must be 1.0, since an"
             " iteration is whole; trainer.max_epochs=1 and small rollout.groups make a short run"

@@ -1,6 +1,7 @@
 """Alternates rollouts and updates: collects at the start of an iteration and keeps the clock."""
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -65,8 +66,8 @@ class RolloutCallback(Callback):
         for key, value in {"groups": groups, "group_size": group_size}.items():
             if value < 1:
                 raise ValueError(f"rollout.{key}={value} must be at least 1")
-        if format_penalty > 0:
-            raise ValueError(f"rollout.format_penalty={format_penalty} must be at most 0")
+        if not -math.inf < format_penalty <= 0:
+            raise ValueError(f"rollout.format_penalty={format_penalty} must be finite and at most 0")
         if not 0 <= max_failure_share < 1:
             raise ValueError(f"rollout.max_failure_share={max_failure_share} must be in [0, 1)")
         self.environment = environment
@@ -199,8 +200,8 @@ class RolloutCallback(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Leave a checkpoint of the last good update where a loss broke; every rank raises that error together."""
-        data = data_module(trainer)
-        if isinstance(exception, NonFiniteError) and data is not None:
+        data, module = data_module(trainer), policy_module(pl_module)
+        if isinstance(exception, NonFiniteError) and data is not None and module.has_finite_parameters():
             path = save_last_good(trainer, data.train_dataloader())
             logger.error("the last good update is in %s", path)
 

@@ -1,5 +1,6 @@
 """The LightningModule: one training step, one optimizer, and the rule by which an update is skipped."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,17 +10,21 @@ import torch
 from lightning import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from transformers import AutoTokenizer
 
 from freshper_lightning.algorithms.algorithm import Algorithm
 from freshper_lightning.algorithms.inputs import LossInputs, LossOutput
 from freshper_lightning.algorithms.losses import aggregation_coefficients
-from freshper_lightning.errors import NonFiniteError
+from freshper_lightning.errors import ConfigurationError, NonFiniteError
 from freshper_lightning.policy.net import PolicyNet
 from freshper_lightning.policy.packing import Phase, TrajectoryBatch
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -165,12 +170,49 @@ class PolicyModule(LightningModule):
         optimizer: Optimizer | LightningOptimizer,
         optimizer_closure: Callable[[], Any] | None = None,
     ) -> None:
-        """Step, or run forward and backward only: a step on zero gradients would still move along Adam's momentum."""
+        """Step, or run forward and backward only: a step on zero gradients would still move along Adam's momentum.
+
+        Raises:
+            NonFiniteError: The step made a parameter infinite or NaN.
+        """
         self.applied = not self._skip
         if self.applied:
             optimizer.step(closure=optimizer_closure)
+            if not self.has_finite_parameters():
+                raise NonFiniteError(
+                    f"the update on a {self._phase} batch in epoch {self.trainer.current_epoch} made parameters NaN or"
+                    " infinite; resume from the newest checkpoint with a smaller learning rate"
+                )
         elif optimizer_closure is not None:
             optimizer_closure()
+
+    def has_finite_parameters(self) -> bool:
+        """Whether every parameter is finite on every rank; a collective."""
+        parameters = [p.to_local() if isinstance(p, DTensor) else p for p in self.policy.parameters()]
+        finite = torch.stack([torch.isfinite(p.detach()).all() for p in parameters]).all()
+        broken = self.trainer.strategy.reduce((~finite).double(), reduce_op="sum")
+        return float(broken) == 0
+
+    def on_train_start(self) -> None:
+        """Apply what the configuration says of the optimizer where a checkpoint says otherwise.
+
+        Raises:
+            ConfigurationError: A schedule is under way, whose learning rate the checkpoint alone knows.
+        """
+        for optimizer in self.trainer.optimizers:
+            for group in optimizer.param_groups:
+                for key, configured in optimizer.defaults.items():
+                    restored = group.get("initial_lr", group[key]) if key == "lr" else group[key]
+                    same = list(restored) == list(configured) if key == "betas" else restored == configured
+                    if same or isinstance(restored, Tensor):
+                        continue
+                    if self._make_scheduler is not None:
+                        raise ConfigurationError(
+                            f"model.optimizer {key}={configured}, but the checkpoint's is {restored}; with a scheduler"
+                            " a run resumes with the settings that it was started with"
+                        )
+                    logger.warning("model.optimizer: %s=%s instead of the checkpoint's %s", key, configured, restored)
+                    group[key] = configured
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any | None) -> None:
         """Advance the schedule with applied updates only."""
@@ -211,7 +253,17 @@ class PolicyModule(LightningModule):
         checkpoint["state_dict"] = {k: v for k, v in state.items() if not k.startswith("reference.")}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Fill in what :meth:`on_save_checkpoint` left out."""
+        """Fill in what :meth:`on_save_checkpoint` left out.
+
+        Raises:
+            ConfigurationError: A run with replay is to resume from a checkpoint without a replay buffer.
+        """
+        data = type(getattr(self.trainer, "datamodule", None)).__name__
+        if self.trainer.state.fn == TrainerFn.FITTING and self.algorithm.needs_rollouts and data not in checkpoint:
+            raise ConfigurationError(
+                f"ckpt_path={self.trainer.ckpt_path!r} holds no replay buffer: it is not from a run like this one;"
+                " to start from its weights, `freshper export` them and set model.path"
+            )
         if self.reference is not None:
             reference = {f"reference.{k}": v for k, v in self.reference.state_dict().items()}
             checkpoint["state_dict"] = {**checkpoint["state_dict"], **reference}
@@ -219,5 +271,6 @@ class PolicyModule(LightningModule):
 
 def export_policy(net: PolicyNet, source: str | Path, path: str | Path) -> None:
     """Write ``net`` as an ordinary Hugging Face checkpoint with float32 weights and the tokenizer of ``source``."""
+    Path(path).mkdir(parents=True, exist_ok=True)
     net.model.save_pretrained(path, state_dict=dict(net.checkpoint_tensors()))
     AutoTokenizer.from_pretrained(source).save_pretrained(path)

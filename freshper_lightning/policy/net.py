@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import nll_loss
@@ -50,7 +51,18 @@ class PolicyNet(nn.Module):
         for name, value in config.to_dict().items():
             if "dropout" in name and isinstance(value, float):
                 setattr(config, name, 0.0)
-        model = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=torch.float32)
+        try:
+            model, loaded = cast(
+                tuple[PreTrainedModel, dict[str, Any]],
+                AutoModelForCausalLM.from_pretrained(
+                    path, config=config, dtype=torch.float32, output_loading_info=True
+                ),
+            )
+        except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+            raise ConfigurationError(f"model.path={str(path)!r} cannot be loaded: {error}") from error
+        absent = sorted(loaded["missing_keys"]) + sorted(str(key) for key in loaded["mismatched_keys"])
+        if absent:
+            raise ConfigurationError(f"model.path={str(path)!r} lacks weights: {', '.join(absent[:5])}")
         # from_pretrained returns a model in evaluation mode, in which gradient checkpointing is silently off.
         net = cls(model).train()
         net.require_parity(str(path))
@@ -73,7 +85,7 @@ class PolicyNet(nn.Module):
         alone = torch.cat([self.model(ids[None], use_cache=False).logits[0, :-1] for ids in pair])
         expected = alone.float().log_softmax(-1).gather(1, targets[:, None])[:, 0]
         gap = float((packed - expected).abs().max())
-        if gap > PARITY:
+        if not gap <= PARITY:
             raise ConfigurationError(
                 f"model.path={name!r}: packed log-probabilities differ from the model's own by {gap:.2g} nats, where"
                 f" {PARITY} is allowed; the architecture {type(self.model).__name__} is not supported"

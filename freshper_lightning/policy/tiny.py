@@ -58,6 +58,9 @@ class TinySpec:
     def __post_init__(self) -> None:
         if self.family not in CONFIGS:
             raise ValueError(f"family must be one of {', '.join(CONFIGS)}, not {self.family!r}")
+        for name in ("hidden_size", "layers", "heads", "kv_heads", "intermediate", "max_position"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.hidden_size % self.heads:
             raise ValueError(f"heads must divide hidden_size {self.hidden_size}, not {self.heads}")
         if self.heads % self.kv_heads:
@@ -128,6 +131,7 @@ def build_tiny(path: str | Path, spec: TinySpec, tokenizer: PreTrainedTokenizerF
         torch.manual_seed(spec.seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    Path(path).mkdir(parents=True, exist_ok=True)
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
 

@@ -159,6 +159,7 @@ class ReplayBuffer:
         """
         self._raise_thread_failure()
         since = self._clock_value(now)
+        trajectories = tuple(trajectories)
         base = np.array([self._base_of(trajectory) for trajectory in trajectories], np.float64)
         copies = unpack(pack(trajectories))
         self._require_room(copies)

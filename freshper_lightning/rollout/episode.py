@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, SupportsFloat
 
+import numpy as np
 import torch
 
 from freshper_lightning.envs.protocol import TextEnv
@@ -45,7 +46,13 @@ class Step:
 
     @classmethod
     def read(cls, reward: SupportsFloat, info: Mapping[str, Any]) -> "Step":
-        """From what ``step`` of the environment returned."""
+        """From what ``step`` of the environment returned.
+
+        Raises:
+            ValueError: The reward is not finite in float32.
+        """
+        if not abs(float(reward)) <= float(np.finfo(np.float32).max):
+            raise ValueError(f"the environment's reward must be finite, not {reward}")
         valid = bool(info.get("valid", True))
         return cls(float(reward), valid, bool(info.get("effective", valid)))
 

@@ -1,5 +1,6 @@
 """How a token is drawn from logits: settings, processed distribution, and uniforms that depend on nothing global."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,8 +65,8 @@ class SamplingConfig:
     """Gives up the equality of the engine's and the trainer's log-probabilities."""
 
     def __post_init__(self) -> None:
-        if self.temperature != 0 and self.temperature < MIN_TEMPERATURE:
-            raise ValueError(f"temperature must be 0 or at least {MIN_TEMPERATURE}, not {self.temperature}")
+        if self.temperature != 0 and not MIN_TEMPERATURE <= self.temperature < math.inf:
+            raise ValueError(f"temperature must be 0 or at least {MIN_TEMPERATURE} and finite, not {self.temperature}")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, not {self.max_tokens}")
         neutral = Truncation()

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from freshper_lightning.errors import NonFiniteError
 from freshper_lightning.rollout.engine import Completion, GenerationRequest
 from freshper_lightning.rollout.kv_cache import Tokens
 from freshper_lightning.rollout.sampling import Truncation, draw, penalize_repetition, truncate, uniforms
@@ -51,6 +52,8 @@ class SampledTokens:
     def step(self, logits: Tensor) -> bool:
         """Draw one token of every reply from logits [B, V]; whether any reply goes on."""
         log_probs = self._process(logits.float()).log_softmax(-1)
+        if bool(log_probs.isnan().any()):
+            raise NonFiniteError("the engine's logits are NaN: its weights are, or its dtype cannot hold them")
         positions = self._starts + np.uint64(len(self._tokens))
         uniform = torch.from_numpy(uniforms(self._seeds, positions)).to(logits.device)
         tokens = torch.where(self._greedy, log_probs.argmax(-1), draw(log_probs, uniform))

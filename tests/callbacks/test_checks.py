@@ -91,6 +91,8 @@ def test_lines_of_progress_need_an_interval():
     ("rollout", "trainer", "message"),
     [
         ({}, {"limit_train_batches": 3}, r"trainer\.limit_train_batches=3.*must be 1\.0"),
+        ({}, {"limit_train_batches": 1}, r"trainer\.limit_train_batches=1 .*must be 1\.0"),
+        ({}, {"precision": "bf16-true"}, r"trainer\.precision=bf16-true must be one of 32-true, bf16-mixed"),
         (
             {"engine_config": EngineConfig(name="transformers", max_model_len=4096)},
             {},

@@ -138,7 +138,7 @@ def test_the_engine_is_closed_when_the_run_is_over(finished):
     [
         ({"groups": 0}, r"rollout\.groups=0 must be at least 1"),
         ({"group_size": -1}, r"rollout\.group_size=-1 must be at least 1"),
-        ({"format_penalty": 0.5}, r"rollout\.format_penalty=0\.5 must be at most 0"),
+        ({"format_penalty": 0.5}, r"rollout\.format_penalty=0\.5 must be finite and at most 0"),
         ({"max_failure_share": 1.0}, r"rollout\.max_failure_share=1\.0 must be in \[0, 1\)"),
     ],
 )

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GraniteConfig, LlamaConfig
 
 from freshper_lightning.errors import ConfigurationError
@@ -111,3 +112,15 @@ def test_dropout_is_switched_off(tmp_path):
     inputs = (rows, positions, torch.arange(9), torch.arange(1, 10))
     assert net.training
     assert torch.equal(net(*inputs).log_probs, net(*inputs).log_probs)
+
+
+def test_a_checkpoint_that_lacks_weights_or_holds_nan_is_refused(tmp_path):
+    lacking = build(tmp_path / "lacking", LlamaConfig(**SIZES))
+    weights = load_file(lacking / "model.safetensors")
+    save_file({k: v for k, v in weights.items() if "layers.1.mlp" not in k}, lacking / "model.safetensors")
+    with pytest.raises(ConfigurationError, match=r"lacks weights: model\.layers\.1\.mlp"):
+        PolicyNet.from_pretrained(lacking)
+    broken = build(tmp_path / "broken", LlamaConfig(**SIZES))
+    save_file({k: v * float("nan") for k, v in weights.items()}, broken / "model.safetensors")
+    with pytest.raises(ConfigurationError, match="differ from the model's own by nan"):
+        PolicyNet.from_pretrained(broken)
