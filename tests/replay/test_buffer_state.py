@@ -46,7 +46,7 @@ def test_a_state_is_equal_to_the_bit_after_a_round_trip():
         for name, column in first[part].items():
             same = column == second[part][name]
             assert same if isinstance(column, list) else _same_bytes(column, second[part][name]), name
-    scalars = ("format_version", "clock", "priority", "next_id", "draws")
+    scalars = ("format_version", "clock", "priority", "next_id", "draws", "end", "scale")
     assert [first[name] for name in scalars] == [second[name] for name in scalars]
 
 
@@ -89,5 +89,5 @@ def test_a_state_that_does_not_fit_is_refused_and_nothing_changes(parameters, me
 
 
 def test_another_format_version_is_refused():
-    with pytest.raises(ValueError, match="format_version of the saved replay buffer must be 1, not 2"):
-        make_buffer().load_state_dict(make_buffer().state_dict() | {"format_version": 2})
+    with pytest.raises(ValueError, match="format_version of the saved replay buffer must be 2, not 1"):
+        make_buffer().load_state_dict(make_buffer().state_dict() | {"format_version": 1})
