@@ -4,6 +4,7 @@ import io
 import math
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from freshper_lightning.replay import (
     NoDecay,
     ReplayBuffer,
     WindowDecay,
+    columns,
 )
 from freshper_lightning.trajectory import ClockReading
 from tests.replay.builders import assert_same, make_trajectory
@@ -49,6 +51,8 @@ class BufferAgainstModel(RuleBasedStateMachine):
 
     @initialize(alpha=st.sampled_from([0.3, 0.6, 1.0]), decay=decays, eviction=evictions, threaded=st.booleans())
     def start(self, alpha, decay, eviction, threaded):
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(columns, "_MOST_DEAD", 2)  # so that rows move often
         self.alpha, self.decay, self.eviction, self.threaded = alpha, decay, eviction, threaded
         self.now, self.entries, self.next_id, self.draws = 0, {}, 0, 0
         self.buffer = self.new_buffer()
@@ -67,14 +71,15 @@ class BufferAgainstModel(RuleBasedStateMachine):
     def teardown(self):
         if hasattr(self, "buffer"):
             self.buffer.close()
+            self.patch.undo()
 
     @property
     def reading(self):
         return ClockReading(updates=self.now)
 
     def model_probabilities(self):
-        columns = [(entry.base, entry.log_fresh, entry.since) for entry in self.entries.values()]
-        return exact_probabilities(columns, self.now, self.alpha, self.decay[1])
+        rows = [(entry.base, entry.log_fresh, entry.since) for entry in self.entries.values()]
+        return exact_probabilities(rows, self.now, self.alpha, self.decay[1])
 
     def model_eviction(self, count):
         """Ids that have to go for ``count`` new ones, or None where there is no room."""
@@ -93,12 +98,9 @@ class BufferAgainstModel(RuleBasedStateMachine):
         items = [make_trajectory(rewards=(value,)) for value in values]
         gone = self.model_eviction(len(items))
         if gone is None:
-            try:
+            with pytest.raises(ValueError, match="pinned"):
                 self.buffer.add(items, self.reading, pin=pin)
-            except ValueError as error:
-                assert "pinned" in str(error)
-                return
-            raise AssertionError("what is pinned has been evicted")
+            return
         self.buffer.add(items, self.reading, pin=pin)
         for key in gone:
             del self.entries[key]
