@@ -1,6 +1,5 @@
 """Prioritized replay of trajectories whose worth falls with their age."""
 
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +21,7 @@ from freshper_lightning.replay.masses import Masses, Version
 from freshper_lightning.replay.priority import Priority, RatePriority, bases_of
 from freshper_lightning.replay.requirements import measured, require, require_bounds, require_one_of
 from freshper_lightning.replay.schemes import DrawName, DrawScheme, NothingToDraw, Picked, scheme_of
+from freshper_lightning.replay.stored import StoredTrajectories
 from freshper_lightning.replay.success import SuccessRates
 from freshper_lightning.replay.weights import Gather, Weighting, WeightsOver
 from freshper_lightning.trajectory import ClockReading, Trajectory
@@ -29,7 +29,7 @@ from freshper_lightning.trajectory import ClockReading, Trajectory
 FORMAT_VERSION = 2
 
 
-class ReplayBuffer:
+class ReplayBuffer(StoredTrajectories):
     """Every draw has probabilities ``p**alpha / sum p**alpha`` exactly, ``p = base x freshness`` at that moment.
 
     ``log p = log base + log fresh + log decay(now - since)``. A new entry has its own priority at once; there is no
@@ -94,17 +94,13 @@ class ReplayBuffer:
         self._version = Version()
         self._log_prob_dtype: LogProbDtype = log_prob_dtype
         self._directory = directory
-        self._content = self._new_content()
+        super().__init__(self._new_content())
         self._rates = SuccessRates()
         self._next_id = 0
         self._draws = 0
         self._newest = -np.inf
         self._evaluator = Evaluator()
         self._handed_out = HandedOut()
-        self._lock = threading.RLock()
-
-    def __len__(self) -> int:
-        return len(self._content)
 
     def _new_content(self) -> Content:
         return Content(self._version, self._log_prob_dtype, self._directory)
@@ -117,66 +113,9 @@ class ReplayBuffer:
     ) -> None:
         self.close()
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all trajectories, their images and their rows: what ``max_bytes`` bounds."""
-        return self._content.nbytes
-
-    @property
-    def image_nbytes(self) -> int:
-        """The part of ``nbytes`` that is images."""
-        return self._content.store.image_nbytes
-
-    @property
-    def allocated(self) -> int:
-        """Bytes of memory, or of mapped files, that are held: ``nbytes``, and the room that is not used."""
-        return self._content.allocated
-
     def draws(self) -> int:
         """Number of draws so far, over all runs that this state has been through."""
         return self._draws
-
-    @exclusive
-    def ids(self) -> Integers:
-        """int64 [N]: ids of what is stored, increasing, oldest first."""
-        columns = self._content.columns
-        return columns.ids[columns.live_rows()]
-
-    @exclusive
-    def get(self, ids: ArrayLike) -> tuple[Trajectory, ...]:
-        """Trajectories in the order of ``ids`` [n].
-
-        Raises:
-            KeyError: An id was evicted or never given; the message names it.
-        """
-        columns = self._content.columns
-        return self._content.store.get(columns.handles[columns.known_rows(ids)])
-
-    @exclusive
-    def pin(self, ids: ArrayLike) -> None:
-        """Keeps trajectories from eviction until :meth:`unpin`; pinning twice is pinning once.
-
-        Raises:
-            KeyError: An id was evicted or never given; the message names it, and nothing is pinned.
-        """
-        self._content.columns.pinned[self._content.columns.known_rows(ids)] = True
-
-    @exclusive
-    def unpin(self, ids: ArrayLike | None = None) -> None:
-        """Lets trajectories be evicted again: ``ids`` [n], or all.
-
-        Raises:
-            KeyError: An id was evicted or never given; the message names it, and nothing is unpinned.
-        """
-        rows = self._content.columns.live_rows() if ids is None else self._content.columns.known_rows(ids)
-        self._content.columns.pinned[rows] = False
-
-    @exclusive
-    def pinned(self) -> Integers:
-        """int64: ids of what is pinned, increasing."""
-        columns = self._content.columns
-        rows = columns.live_rows()
-        return columns.ids[rows[columns.pinned[rows]]]
 
     @exclusive
     def add(
@@ -260,7 +199,8 @@ class ReplayBuffer:
         self._draws += 1
         rows = picked.rows if picked is not None else np.empty(0, np.int64)
         probabilities, weights = weighed
-        draw = Draw(columns.ids[rows], probabilities, weights, self._clock_value(now) - columns.since[rows], self.get)
+        ages = self._clock_value(now) - columns.since[rows]
+        draw = Draw(columns.ids[rows], probabilities, weights, ages, self.get, self._lock)
         self._handed_out.add(draw)
         return draw
 

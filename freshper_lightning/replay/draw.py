@@ -2,8 +2,9 @@
 
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -28,14 +29,21 @@ class Draw:
     """float64 [n]: age in units of the clock, since collection or the last measurement of freshness."""
     _read: Callable[[Integers], tuple[Trajectory, ...]] = field(repr=False)
 
-    @cached_property
+    _lock: AbstractContextManager[Any] = field(repr=False)
+    """The buffer's own, so that nothing is evicted between a look and a read."""
+    _found: list[Trajectory] = field(default_factory=list, repr=False)
+
+    @property
     def trajectories(self) -> tuple[Trajectory, ...]:
         """The trajectory of each id; read when first asked for, or before one of them is evicted."""
-        return self._read(self.ids)
+        with self._lock:
+            if not self.is_read():
+                self._found.extend(self._read(self.ids))
+            return tuple(self._found)
 
     def is_read(self) -> bool:
         """Whether the trajectories have been read."""
-        return "trajectories" in vars(self)
+        return len(self._found) == len(self.ids)
 
     def effective_size(self) -> float:
         """Number of equally weighted, distinct trajectories that say as much: ``(sum w)**2 / sum w**2`` over ids.

@@ -120,5 +120,5 @@ def test_each_mutant_fails_the_check(mutate, decays, monkeypatch):
     for decay, log_decay in decays:
         with monkeypatch.context() as patch:
             mutate(patch)
-            with pytest.raises((AssertionError, ValueError, KeyError)):
+            with pytest.raises(AssertionError), np.errstate(all="ignore"):
                 check(decay, log_decay)

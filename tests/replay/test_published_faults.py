@@ -129,11 +129,11 @@ def test_fault_v_newest_and_oldest_are_so_after_places_were_given_again(draw, mo
 
 
 def test_fault_w_no_two_draws_share_their_random_numbers():
-    buffer = make_buffer()
+    buffer = make_buffer(capacity=200)
     buffer.add(of_rewards(*range(1, 200)), START)
     batches = [tuple(buffer.sample(16, START, beta=0.4).ids.tolist()) for _ in range(50)]
     assert len(set(batches)) == 50
-    other = make_buffer(seed=1)
+    other = make_buffer(capacity=200, seed=1)
     other.add(of_rewards(*range(1, 200)), START)
     assert tuple(other.sample(16, START, beta=0.4).ids.tolist()) not in batches
 
