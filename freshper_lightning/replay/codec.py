@@ -1,10 +1,11 @@
-"""One trajectory as one block of bytes, and back; pure functions."""
+"""A trajectory as one block of bytes, and back; pure functions."""
 
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from hashlib import blake2b
+from itertools import accumulate, pairwise
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -43,34 +44,41 @@ def digest_of(content: bytes) -> bytes:
     return blake2b(content, digest_size=DIGEST_BYTES).digest()
 
 
-def encode(trajectory: Trajectory, images: list[bytes], log_probs: LogProbDtype = "float32") -> bytes:
-    """A trajectory, with ``images``, their digests, in place of its images; :func:`decode` returns it bit for bit.
+def encode(
+    trajectories: Sequence[Trajectory], images: Sequence[list[bytes]], log_probs: LogProbDtype = "float32"
+) -> list[bytes]:
+    """Trajectories, with ``images``, their digests, in place of their images; :func:`decode` returns them bit for bit.
 
     Log-probabilities exist for sampled tokens only; as ``float16`` they take half the room and are rounded to a
-    relative 2**-11. The block describes itself: it can be moved between buffers as it is.
+    relative 2**-11. A block describes itself: it can be moved between buffers as it is.
 
     Raises:
         ValueError: A tensor does not have the type that its contract names, or an integer does not fit in 64 bits.
     """
     half = log_probs == "float16"
-    advantages, task = trajectory.advantages, trajectory.task.encode("utf-8", "surrogatepass")
-    behavior = _array_of(trajectory, "behavior_log_probs")
-    tokens, turns = _array_of(trajectory, "token_ids"), _array_of(trajectory, "turns")
-    success = -1 if trajectory.success is None else int(trajectory.success)
-    flags = _TRUNCATED * trajectory.truncated | _ADVANTAGES * (advantages is not None) | _HALF * half
-    counts = (len(tokens), len(turns), len(behavior), len(images), len(task))
-    parts: list[bytes | memoryview] = [
-        _pack_header(trajectory, *counts, success, flags),
-        _array_of(trajectory, "weight_versions").data,
-        tokens.data,
-        turns.data,
-        _array_of(trajectory, "rewards").data,
-        b"" if advantages is None else _array_of(trajectory, "advantages").data,
-        behavior.astype(np.float16).data if half else behavior.data,
-        *images,
-        task,
+    tasks = [item.task.encode("utf-8", "surrogatepass") for item in trajectories]
+    headers = [
+        _pack_header(item, len(names), len(task), half)
+        for item, names, task in zip(trajectories, images, tasks, strict=True)
     ]
-    return padded(b"".join(parts))
+    columns = [_pieces(name, [getattr(item, name) for item in trajectories], half) for name in _TENSORS]
+    rows = zip(headers, *columns, map(b"".join, images), tasks, strict=True)
+    return [padded(b"".join(row)) for row in rows]
+
+
+def _pieces(name: str, tensors: Sequence[Tensor | None], half: bool) -> list[memoryview]:
+    """Bytes of each tensor; they are put together first, since a copy of many costs little more than one of one."""
+    expected, present = _TENSORS[name], [tensor for tensor in tensors if tensor is not None]
+    for tensor in present:
+        if tensor.dtype is not expected:
+            raise ValueError(f"{name} of a trajectory must be {expected}, not {tensor.dtype}")
+    if not present:
+        return [memoryview(b"")] * len(tensors)
+    flat = torch.cat(present)
+    flat = flat.half() if half and name == "behavior_log_probs" else flat
+    content, width = memoryview(flat.numpy(force=True).tobytes()), flat.element_size()
+    ends = accumulate((0 if tensor is None else tensor.numel() * width for tensor in tensors), initial=0)
+    return [content[start:end] for start, end in pairwise(ends)]
 
 
 def padded(block: bytes) -> bytes:
@@ -78,16 +86,14 @@ def padded(block: bytes) -> bytes:
     return block + bytes(-len(block) % ALIGNMENT)
 
 
-def _array_of(trajectory: Trajectory, name: str) -> NDArray[Any]:
-    tensor: Tensor = getattr(trajectory, name)
-    if tensor.dtype is not _TENSORS[name]:
-        raise ValueError(f"{name} of a trajectory must be {_TENSORS[name]}, not {tensor.dtype}")
-    return tensor.contiguous().numpy(force=True)
-
-
-def _pack_header(trajectory: Trajectory, *rest: int) -> bytes:
+def _pack_header(trajectory: Trajectory, images: int, task: int, half: bool) -> bytes:
+    has_advantages = trajectory.advantages is not None
+    flags = _TRUNCATED * trajectory.truncated | _ADVANTAGES * has_advantages | _HALF * half
+    success = -1 if trajectory.success is None else int(trajectory.success)
+    # Not len(), which is slow on a tensor.
+    lengths = trajectory.token_ids.numel(), trajectory.turns.numel() // 2, trajectory.behavior_log_probs.numel()
     try:
-        return _HEADER.pack(*_values_of(trajectory), *rest)
+        return _HEADER.pack(*_values_of(trajectory), *lengths, images, task, success, flags)
     except struct.error as error:
         names = (*_INTEGERS, *(f"born.{name}" for name, _ in _BORN))
         values = {name: attrgetter(name)(trajectory) for name in names}

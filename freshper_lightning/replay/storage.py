@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -73,15 +74,13 @@ class TrajectoryStore:
         Raises:
             ValueError: One does not keep the types of :class:`~freshper_lightning.trajectory.Trajectory`.
         """
-        blocks: list[bytes] = []
-        images: dict[bytes, bytes] = {}
-        uses: list[bytes] = []
-        for trajectory in trajectories:
-            names = list(map(digest_of, trajectory.images))
-            images.update(zip(names, trajectory.images, strict=True))
-            uses.extend(names)
-            blocks.append(encode(trajectory, names, self._log_probs))
-        return Staged(blocks, images, uses)
+        names = [list(map(digest_of, trajectory.images)) for trajectory in trajectories]
+        images = {
+            name: content
+            for digests_of_one, trajectory in zip(names, trajectories, strict=True)
+            for name, content in zip(digests_of_one, trajectory.images, strict=True)
+        }
+        return Staged(encode(trajectories, names, self._log_probs), images, list(chain.from_iterable(names)))
 
     def growth(self, staged: Staged) -> int:
         """Bytes by which the store would grow."""

@@ -100,7 +100,7 @@ def test_an_integer_that_does_not_fit_is_refused_by_name():
 
 
 def test_a_block_is_a_multiple_of_eight_bytes_and_does_not_depend_on_where_it_lies():
-    block = encode(make_trajectory(task="a name"), [])
+    (block,) = encode([make_trajectory(task="a name")], [[]])
     assert len(block) % 8 == 0
     moved = np.frombuffer(bytes(8) + block, np.uint8)[8:].copy()
     assert_same(decode(moved, bytes), make_trajectory(task="a name"))
