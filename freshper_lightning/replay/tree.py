@@ -4,11 +4,11 @@ import numpy as np
 
 from freshper_lightning.replay.columns import Floats, Integers, enlarged
 
-BLOCK = 64
+BLOCK = 32
 
 
 class BlockSums:
-    """Non-negative masses by row, with the sum of every block of 64 rows.
+    """Non-negative masses by row, with the sum of every block of rows.
 
     A sum is always taken over its whole block, never adjusted by a difference. So the sums are a function of the masses
     alone, equal to the bit however they came about, and rounding errors do not build up.
@@ -45,22 +45,21 @@ class BlockSums:
         Args:
             shares: float64 [n] in [0, 1].
         """
-        running = np.cumsum(self._sums[: self._used])
+        running = self._sums[: self._used].cumsum()
         points = shares * running[-1]
-        blocks = _past(running, points)
+        blocks = running.searchsorted(_below(points, running[-1]), side="right")
+        inside = self.masses.reshape(-1, BLOCK)[blocks].cumsum(axis=1)
         before = np.where(blocks > 0, running[blocks - 1], 0.0)
-        inside = np.cumsum(self.masses.reshape(-1, BLOCK)[blocks], axis=1)
         # Where the two sums are rounded apart, a point may lie past the end of its block.
-        points = np.minimum(points - before, np.nextafter(inside[:, -1], 0.0))
-        rows: Integers = blocks * BLOCK + np.argmax(inside > points[:, None], axis=1)
+        points = _below(points - before, inside[:, -1])
+        rows: Integers = blocks * BLOCK + (inside > points[:, None]).argmax(axis=1)
         return rows
 
 
-def _past(running: Floats, points: Floats) -> Integers:
-    """Index of the first running sum above each point, or the last one that adds something."""
-    last_with_mass = np.searchsorted(running, running[-1])
-    found: Integers = np.minimum(np.searchsorted(running, points, side="right"), last_with_mass)
-    return found
+def _below(points: Floats, ends: Floats) -> Floats:
+    """The points, or the last number below their end."""
+    below: Floats = np.minimum(points, np.nextafter(ends, 0.0))
+    return below
 
 
 def _sums_of(masses: Floats, blocks: Integers | None = None) -> Floats:
