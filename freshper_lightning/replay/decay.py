@@ -17,11 +17,11 @@ class Decay(ABC):
     """
 
     factorises: ClassVar[bool] = False
-    """Whether ``factor(a + b) = factor(a) factor(b)``, so that an age common to all entries cancels."""
+    """Whether ``factor(a + b) = factor(a) factor(b)``, for ages below 0 too, so that an age common to all cancels."""
 
     @abstractmethod
     def log_factor(self, age: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Natural logarithm of the freshness at each age [N], in units of the clock; at most 0, ``-inf`` for none."""
+        """Natural logarithm of the freshness at each age [N], in units of the clock; ``-inf`` for none."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,35 @@ class ExponentialDecay(Decay):
         """``-age / tau``."""
         with np.errstate(over="ignore"):
             return -age / self.tau
+
+
+@dataclass(frozen=True)
+class InverseDecay(Decay):
+    """``1 / (1 + age)``: falls fast at first and never to nothing."""
+
+    def log_factor(self, age: NDArray[np.float64]) -> NDArray[np.float64]:
+        """``-log(1 + age)``."""
+        # Exact enough without log1p: the error of 1 + age is relative, and so that of its logarithm absolute.
+        return -np.log(1.0 + age)
+
+
+@dataclass(frozen=True)
+class WindowDecay(Decay):
+    """1 up to ``max_age``, and 0 beyond it: no trajectory older than that is drawn.
+
+    Raises:
+        ValueError: ``max_age`` is below 0 or not finite.
+    """
+
+    max_age: float = 100.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.max_age) and self.max_age >= 0):
+            raise ValueError(f"max_age must be finite and at least 0, not {self.max_age}")
+
+    def log_factor(self, age: NDArray[np.float64]) -> NDArray[np.float64]:
+        """0 inside the window, ``-inf`` outside."""
+        return np.where(age <= self.max_age, 0.0, -np.inf)
 
 
 @dataclass(frozen=True)

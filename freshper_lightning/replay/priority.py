@@ -2,11 +2,17 @@
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from operator import mul
 from typing import ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
+from freshper_lightning.replay.success import SuccessRates, prompt_of
 from freshper_lightning.trajectory import Trajectory
 
 
@@ -17,7 +23,7 @@ class Priority(ABC):
     """
 
     rewritten: ClassVar[bool] = False
-    """Whether training measures the priority anew on every visit and writes it back."""
+    """Whether training measures the priority anew on every visit and writes it back; otherwise collection fixes it."""
     needs_critic: ClassVar[bool] = False
     """Whether the priority only exists where a critic is trained."""
 
@@ -32,7 +38,7 @@ class Priority(ABC):
 
 @dataclass(frozen=True)
 class UniformPriority(Priority):
-    """Every trajectory is worth the same; what remains is the decay."""
+    """Every trajectory is worth the same; what remains is the decay. Fixed."""
 
     def base(self, trajectory: Trajectory) -> float:
         """Always 1."""
@@ -53,12 +59,27 @@ class _OffsetPriority(Priority):
 class AbsoluteReward(_OffsetPriority):
     """``|return| + eps`` of the environment's rewards alone: a format penalty never makes a trajectory interesting.
 
+    Fixed at collection.
     Source: Ma et al. 2026 (2604.16918), base priority of critic-free training, with eps 1e-6.
     """
 
     def base(self, trajectory: Trajectory) -> float:
         """``|sum of rewards| + eps``."""
-        return abs(trajectory.episode_return) + self.eps
+        return abs(_return_of(trajectory)) + self.eps
+
+
+@dataclass(frozen=True)
+class PositiveReward(_OffsetPriority):
+    """``max(return, 0) + eps`` of the environment's rewards: failures are not worth a second look.
+
+    Fixed at collection.
+    """
+
+    def base(self, trajectory: Trajectory) -> float:
+        """``max(sum of rewards, 0) + eps``."""
+        episode_return = _return_of(trajectory)
+        # Written so that a return that is not a number stays one, and is refused.
+        return (0.0 if episode_return < 0 else episode_return) + self.eps
 
 
 @dataclass(frozen=True)
@@ -75,14 +96,40 @@ class AbsoluteAdvantage(_OffsetPriority):
         Raises:
             ValueError: Advantages have not been computed.
         """
-        return float(trajectory.token_advantages().double().abs().mean()) + self.eps
+        if trajectory.advantages is None:
+            raise ValueError(f"trajectory {trajectory.member} of group {trajectory.group} has no advantages yet")
+        # In Python, which for a handful of turns is faster than tensor operations.
+        tokens = [end - start for start, end in trajectory.turns.tolist()]
+        weighted = sum(map(mul, tokens, map(abs, trajectory.advantages.tolist())))
+        return float(weighted / sum(tokens)) + self.eps
+
+
+@dataclass(frozen=True)
+class GroupSpread(_OffsetPriority):
+    """Standard deviation of the training returns in the trajectory's group, plus eps: 0 where all members did alike.
+
+    It is the magnitude of what a group baseline leaves to learn, equal for all members. Fixed at collection.
+    """
+
+    def base(self, trajectory: Trajectory) -> float:
+        """``group_std + eps``.
+
+        Raises:
+            ValueError: The statistics of the group have not been computed.
+        """
+        if math.isnan(trajectory.group_std):
+            raise ValueError(
+                f"priority GroupSpread needs the statistics of group {trajectory.group}, which come with its advantages"
+            )
+        return trajectory.group_std + self.eps
 
 
 @dataclass(frozen=True)
 class TDError(_OffsetPriority):
-    """Mean of ``|TD error|`` over the sampled tokens, plus eps; measured by a critic, never guessed.
+    """Mean of ``|TD error|`` over the sampled tokens, plus eps; measured by a critic, never guessed. Rewritten.
 
-    The trainer of the critic measures the errors of what it visits and hands ``measured`` to
+    The trainer of the critic measures the errors, and hands ``measured`` of them to ``priorities`` of
+    :meth:`freshper_lightning.replay.ReplayBuffer.add` at collection, and after a visit to
     :meth:`freshper_lightning.replay.ReplayBuffer.update_priorities`.
     Source: Schaul et al. 2016 (1511.05952), section 3.3, proportional variant.
     """
@@ -101,6 +148,98 @@ class TDError(_OffsetPriority):
             ValueError: Always.
         """
         raise ValueError(
-            "priority TDError needs a critic, which an algorithm without a value function does not have; "
-            "allowed without one: UniformPriority, AbsoluteReward, AbsoluteAdvantage"
+            "priority TDError needs a critic, which an algorithm without a value function does not have; with one, hand"
+            " the measured priorities to add(); allowed without: UniformPriority, AbsoluteReward, AbsoluteAdvantage"
         )
+
+
+class RatePriority(_OffsetPriority):
+    """A priority that depends on how often the prompt has been solved so far, which the replay buffer counts."""
+
+    @abstractmethod
+    def of_rate(self, rate: float) -> float:
+        """Priority of a trajectory whose prompt has this running success rate, the trajectory itself included."""
+
+    def base(self, trajectory: Trajectory) -> float:
+        """Refused: a trajectory does not know of others.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError(f"priority {type(self).__name__} needs running success rates, which only a replay buffer has")
+
+
+@dataclass(frozen=True)
+class Learnability(RatePriority):
+    """``p (1 - p) + eps``, where p is the running success rate of the prompt (task and seed): greatest at one half.
+
+    Fixed at collection, by the rate at that time; the rates are part of the buffer's state.
+    Source: Tzannetos et al. 2023 (2304.12877); Foster et al. 2025 (2502.12272) for language models.
+    """
+
+    def of_rate(self, rate: float) -> float:
+        """``rate (1 - rate) + eps``."""
+        return rate * (1 - rate) + self.eps
+
+
+@dataclass(frozen=True)
+class CustomPriority(Priority):
+    """Whatever a function of the trajectory returns. Fixed at collection.
+
+    Raises:
+        ValueError: There is no such function.
+    """
+
+    path: str
+    """Where to import the function from: ``package.module.function``."""
+    _function: Callable[[Trajectory], float] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_function", _imported(self.path))
+
+    def base(self, trajectory: Trajectory) -> float:
+        """What the function returns."""
+        return float(self._function(trajectory))
+
+
+def bases_of(
+    priority: Priority, trajectories: Sequence[Trajectory], known: SuccessRates, later: SuccessRates
+) -> NDArray[np.float64]:
+    """float64 [n]: base priorities at collection.
+
+    Args:
+        priority: What to evaluate.
+        trajectories: What has been collected.
+        known: Success rates before.
+        later: Success rates of ``trajectories`` alone.
+
+    Raises:
+        ValueError: A trajectory lacks what the priority needs, or its priority is not finite or below 0.
+    """
+    values = np.empty(len(trajectories))
+    for index, item in enumerate(trajectories):
+        if isinstance(priority, RatePriority):
+            base = priority.of_rate(known.rate(prompt_of(item), later))
+        else:
+            base = priority.base(item)
+        if not (math.isfinite(base) and base >= 0):
+            name = f"{priority} of member {item.member} of group {item.group}"
+            raise ValueError(f"{name} must be finite and at least 0, not {base!r}")
+        values[index] = base
+    return values
+
+
+def _imported(path: str) -> Callable[[Trajectory], float]:
+    module, _, name = path.rpartition(".")
+    try:
+        function: Callable[[Trajectory], float] = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"path must be package.module.function of a function to import, not {path!r}") from error
+    if not callable(function):
+        raise ValueError(f"path must name a function, not {function!r}, which is what {path!r} is")
+    return function
+
+
+def _return_of(trajectory: Trajectory) -> float:
+    """The episode's return, added up in Python, which for a handful of turns is faster than a tensor operation."""
+    return float(sum(trajectory.rewards.tolist()))

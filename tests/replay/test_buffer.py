@@ -9,7 +9,9 @@ from freshper_lightning.replay import (
     NothingToDraw,
     TDError,
 )
-from freshper_lightning.replay.storage import nbytes_of
+from freshper_lightning.replay.content import ROW_BYTES
+from freshper_lightning.replay.images import image_nbytes
+from freshper_lightning.replay.storage import TrajectoryStore
 from freshper_lightning.trajectory import ClockReading
 from tests.replay.builders import START, assert_same, assert_same_draw, make_buffer, make_trajectory, of_rewards
 
@@ -23,8 +25,11 @@ from tests.replay.builders import START, assert_same, assert_same_draw, make_buf
         ("seed", -1, "at least 0"),
         ("max_bytes", 0, "at least 1"),
         ("clock", "hours", "updates, iterations"),
-        ("draw", "uniform", "stratified"),
-        ("eviction", "lifo", "fifo"),
+        ("draw", "uniform", "stratified, gumbel, groups"),
+        ("eviction", "lifo", "fifo, lowest"),
+        ("weights", "mean", "max, sum"),
+        ("log_prob_dtype", "bfloat16", "float32, float16"),
+        ("memory_map", "no/such/folder", "an existing folder"),
     ],
 )
 def test_a_bad_parameter_is_refused_with_what_is_allowed(name, value, allowed):
@@ -76,20 +81,25 @@ def test_more_than_the_capacity_at_once_is_refused_and_nothing_is_lost():
     assert buffer.add(of_rewards(6), START).tolist() == [2]
 
 
+def row_bytes(**fields):
+    return TrajectoryStore().stage([make_trajectory(**fields)]).nbytes + ROW_BYTES
+
+
 def test_the_byte_budget_evicts_the_oldest_and_is_never_exceeded():
-    row = nbytes_of(make_trajectory()) + 32
+    row = row_bytes()
     buffer = make_buffer(max_bytes=3 * row)
     buffer.add([make_trajectory() for _ in range(3)], START)
     assert buffer.nbytes == 3 * row
     buffer.add([make_trajectory(images=(b"x",))], START)
     assert buffer.ids().tolist() == [2, 3]
-    assert buffer.nbytes == 2 * row + 1
-    buffer.add([make_trajectory(images=(b"x" * (2 * row),))], START)
+    assert buffer.nbytes == row + row_bytes(images=(b"x",))
+    assert buffer.image_nbytes == image_nbytes(b"x")
+    buffer.add([make_trajectory(images=(b"x" * (2 * row - 100),))], START)
     assert buffer.ids().tolist() == [4]
 
 
 def test_a_set_that_alone_exceeds_the_byte_budget_is_refused():
-    row = nbytes_of(make_trajectory()) + 32
+    row = row_bytes()
     buffer = make_buffer(max_bytes=2 * row)
     buffer.add([make_trajectory()], START)
     with pytest.raises(ValueError, match=f"at most max_bytes, {2 * row}, not {3 * row}"):
@@ -237,7 +247,7 @@ def test_update_passes_over_evicted_ids_and_says_how_many():
     buffer.add(of_rewards(1, 1), START)
     buffer.add(of_rewards(1), START)
     assert buffer.update_priorities([0, 1, 77], [5.0, 3.0, 5.0]) == 2
-    assert buffer.probabilities(START).tolist() == [0.75, 0.25]
+    assert buffer.probabilities(START) == pytest.approx([0.75, 0.25], rel=1e-15)
     assert make_buffer().update_priorities([4], [1.0]) == 1
 
 

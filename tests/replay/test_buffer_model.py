@@ -4,76 +4,143 @@ import io
 import math
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from freshper_lightning.replay import AbsoluteReward, ExponentialDecay, NoDecay, ReplayBuffer
+from freshper_lightning.replay import (
+    AbsoluteReward,
+    ExponentialDecay,
+    HardAge,
+    InverseDecay,
+    NoDecay,
+    ReplayBuffer,
+    WindowDecay,
+    columns,
+)
 from freshper_lightning.trajectory import ClockReading
 from tests.replay.builders import assert_same, make_trajectory
-from tests.replay.test_index import assert_exact, exact_probabilities
+from tests.replay.model import assert_exact, exact_probabilities, exponential, inverse, no_decay, window
 
 CAPACITY = 6
+MAX_AGE = 40
 rewards = st.just(0.0) | st.floats(-10, 10, width=32)
 priorities = st.just(0.0) | st.floats(1e-300, 1e300) | st.floats(0, 5)
+decays = st.sampled_from(
+    [
+        (NoDecay(), no_decay),
+        (ExponentialDecay(0.5), exponential(0.5)),
+        (ExponentialDecay(50), exponential(50)),
+        (InverseDecay(), inverse),
+        (WindowDecay(30), window(30)),
+    ]
+)
+evictions = st.sampled_from(["fifo", "lowest", HardAge(MAX_AGE)])
+
+
+class Entry:
+    def __init__(self, base, now, trajectory):
+        self.base, self.log_fresh, self.since, self.added = base, 0.0, now, now
+        self.trajectory, self.pinned = trajectory, False
 
 
 class BufferAgainstModel(RuleBasedStateMachine):
-    """``entries`` maps an id to [base, log fresh, since, trajectory], oldest first."""
+    """``entries`` maps an id to what the buffer should know of it, oldest first."""
 
-    @initialize(alpha=st.sampled_from([0.3, 0.6, 1.0]), tau=st.sampled_from([None, 0.5, 50.0]), threaded=st.booleans())
-    def start(self, alpha, tau, threaded):
-        self.alpha, self.tau, self.threaded = alpha, tau, threaded
+    @initialize(alpha=st.sampled_from([0.3, 0.6, 1.0]), decay=decays, eviction=evictions, threaded=st.booleans())
+    def start(self, alpha, decay, eviction, threaded):
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(columns, "_MOST_DEAD", 2)  # so that rows move often
+        self.alpha, self.decay, self.eviction, self.threaded = alpha, decay, eviction, threaded
         self.now, self.entries, self.next_id, self.draws = 0, {}, 0, 0
         self.buffer = self.new_buffer()
 
     def new_buffer(self):
-        decay = NoDecay() if self.tau is None else ExponentialDecay(self.tau)
-        priority = AbsoluteReward(eps=0.0)
-        return ReplayBuffer(CAPACITY, priority, decay, alpha=self.alpha, seed=3, asynchronous=self.threaded)
+        return ReplayBuffer(
+            CAPACITY,
+            AbsoluteReward(eps=0.0),
+            self.decay[0],
+            alpha=self.alpha,
+            seed=3,
+            asynchronous=self.threaded,
+            eviction=self.eviction,
+        )
 
     def teardown(self):
         if hasattr(self, "buffer"):
             self.buffer.close()
+            self.patch.undo()
 
     @property
     def reading(self):
         return ClockReading(updates=self.now)
 
     def model_probabilities(self):
-        columns = [(base, fresh, since) for base, fresh, since, _ in self.entries.values()]
-        return exact_probabilities(columns, self.now, self.alpha, self.tau) if columns else []
+        rows = [(entry.base, entry.log_fresh, entry.since) for entry in self.entries.values()]
+        return exact_probabilities(rows, self.now, self.alpha, self.decay[1])
 
-    @rule(values=st.lists(rewards, max_size=CAPACITY))
-    def add(self, values):
+    def model_eviction(self, count):
+        """Ids that have to go for ``count`` new ones, or None where there is no room."""
+        free = [key for key, entry in self.entries.items() if not entry.pinned]
+        expired = [key for key in free if self.now - self.entries[key].added > MAX_AGE]
+        gone = expired if isinstance(self.eviction, HardAge) else []
+        if self.eviction == "lowest":
+            order = dict(zip(self.entries, self.buffer.probabilities(self.reading).tolist(), strict=True))
+            free.sort(key=order.__getitem__)
+        rest = [key for key in free if key not in gone]
+        more = max(0, len(self.entries) - len(gone) + count - CAPACITY)
+        return None if more > len(rest) else gone + rest[:more]
+
+    @rule(values=st.lists(rewards, max_size=CAPACITY), pin=st.booleans())
+    def add(self, values, pin):
         items = [make_trajectory(rewards=(value,)) for value in values]
+        gone = self.model_eviction(len(items))
+        if gone is None:
+            with pytest.raises(ValueError, match="pinned"):
+                self.buffer.add(items, self.reading, pin=pin)
+            return
+        self.buffer.add(items, self.reading, pin=pin)
+        for key in gone:
+            del self.entries[key]
         for item in items:
-            self.entries[self.next_id] = [abs(item.episode_return), 0.0, self.now, item]
+            self.entries[self.next_id] = Entry(abs(item.episode_return), self.now, item)
+            self.entries[self.next_id].pinned = pin
             self.next_id += 1
-        self.buffer.add(items, self.reading)
-        while len(self.entries) > CAPACITY:
-            del self.entries[min(self.entries)]
 
-    @rule(changes=st.lists(st.tuples(st.integers(0, 20), priorities), max_size=5))
+    @rule(ids=st.sets(st.integers(0, 40), max_size=4), to=st.booleans())
+    def pin_or_unpin(self, ids, to):
+        known = [key for key in sorted(ids) if key in self.entries]
+        (self.buffer.pin if to else self.buffer.unpin)(known)
+        for key in known:
+            self.entries[key].pinned = to
+
+    @rule(changes=st.lists(st.tuples(st.integers(0, 40), priorities), max_size=5))
     def update(self, changes):
         known = [key for key, _ in changes if key in self.entries]
         for key, value in changes:
             if key in self.entries:
-                self.entries[key][0] = value
+                self.entries[key].base = value
         ids, values = [key for key, _ in changes], [value for _, value in changes]
         assert self.buffer.update_priorities(ids, values) == len(changes) - len(known)
 
-    @rule(changes=st.dictionaries(st.integers(0, 20), st.floats(-20, 0), max_size=5))
+    @rule(changes=st.dictionaries(st.integers(0, 40), st.floats(-20, 0), max_size=5))
     def observe(self, changes):
         for key, value in changes.items():
             if key in self.entries:
-                self.entries[key][1:3] = value, self.now
+                self.entries[key].log_fresh, self.entries[key].since = value, self.now
         self.buffer.observe(list(changes), list(changes.values()), self.reading)
 
     @rule(step=st.integers(0, 3) | st.integers(0, 10**9))
     def advance(self, step):
         self.now += step
+
+    @precondition(lambda self: isinstance(self.decay[0], ExponentialDecay))
+    @rule(tau=st.floats(0.1, 1e6))
+    def change_tau(self, tau):
+        self.decay = ExponentialDecay(tau), exponential(tau)
+        self.buffer.decay = self.decay[0]
 
     @rule()
     def prefetch(self):
@@ -82,11 +149,13 @@ class BufferAgainstModel(RuleBasedStateMachine):
     @rule()
     def save_and_load(self):
         file = io.BytesIO()
+        before = self.buffer.probabilities(self.reading).tobytes()
         torch.save(self.buffer.state_dict(), file)
         file.seek(0)
         self.buffer.close()
         self.buffer = self.new_buffer()
         self.buffer.load_state_dict(torch.load(file, weights_only=True))
+        assert self.buffer.probabilities(self.reading).tobytes() == before
 
     @precondition(lambda self: self.buffer.has_mass(self.reading))
     @rule(n=st.integers(1, 9), beta=st.floats(0, 1))
@@ -99,18 +168,19 @@ class BufferAgainstModel(RuleBasedStateMachine):
         rarest = min(expected)
         weights = [math.exp(-beta * (float(share.ln()) - float(rarest.ln()))) for share in expected]
         np.testing.assert_allclose(draw.weights, weights, rtol=1e-10)
-        assert draw.ages.tolist() == [float(self.now - self.entries[key][2]) for key in draw.ids.tolist()]
+        assert draw.ages.tolist() == [float(self.now - self.entries[key].since) for key in draw.ids.tolist()]
         counts = {key: draw.ids.tolist().count(key) for key in model}
         assert all(abs(counts[key] - n * float(share)) < 2 for key, share in model.items())
         for key, trajectory in zip(draw.ids.tolist(), draw.trajectories, strict=True):
-            assert_same(trajectory, self.entries[key][3])
+            assert_same(trajectory, self.entries[key].trajectory)
 
     @invariant()
     def content_and_probabilities_agree(self):
         assert self.buffer.ids().tolist() == list(self.entries)
         assert self.buffer.draws() == self.draws
+        assert self.buffer.pinned().tolist() == [key for key, entry in self.entries.items() if entry.pinned]
         assert_exact(self.buffer.probabilities(self.reading), self.model_probabilities())
 
 
-BufferAgainstModel.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+BufferAgainstModel.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 test_the_buffer_agrees_with_the_model = BufferAgainstModel.TestCase

@@ -1,9 +1,10 @@
 import io
 
+import numpy as np
 import pytest
 import torch
 
-from freshper_lightning.replay import ExponentialDecay, UniformPriority
+from freshper_lightning.replay import ExponentialDecay, UniformPriority, columns
 from freshper_lightning.trajectory import ClockReading
 from tests.replay.builders import START, assert_same_draw, make_buffer, make_trajectory, of_rewards
 
@@ -46,7 +47,7 @@ def test_a_state_is_equal_to_the_bit_after_a_round_trip():
         for name, column in first[part].items():
             same = column == second[part][name]
             assert same if isinstance(column, list) else _same_bytes(column, second[part][name]), name
-    scalars = ("format_version", "clock", "priority", "next_id", "draws")
+    scalars = ("format_version", "clock", "priority", "next_id", "draws", "end", "scale")
     assert [first[name] for name in scalars] == [second[name] for name in scalars]
 
 
@@ -89,5 +90,39 @@ def test_a_state_that_does_not_fit_is_refused_and_nothing_changes(parameters, me
 
 
 def test_another_format_version_is_refused():
-    with pytest.raises(ValueError, match="format_version of the saved replay buffer must be 1, not 2"):
-        make_buffer().load_state_dict(make_buffer().state_dict() | {"format_version": 2})
+    with pytest.raises(ValueError, match="format_version of the saved replay buffer must be 2, not 1"):
+        make_buffer().load_state_dict(make_buffer().state_dict() | {"format_version": 1})
+
+
+@pytest.mark.parametrize("saved_after", [0, 1, 30, 77])
+def test_a_restart_changes_no_bit_though_rows_have_moved_and_scales_were_renewed(saved_after, monkeypatch):
+    monkeypatch.setattr(columns, "_MOST_DEAD", 40)
+
+    def run(steps, buffer, drawn):
+        for step in steps:
+            now = ClockReading(updates=5 * step)
+            buffer.add([make_trajectory(rewards=(1.0 + (7 * step + k) % 5,)) for k in range(9)], now)
+            buffer.update_priorities(buffer.ids()[::7], np.arange(len(buffer.ids()[::7])))
+            draw = buffer.sample(8, now, beta=0.4)
+            drawn.append([getattr(draw, name).tobytes() for name in ("ids", "probabilities", "weights", "ages")])
+
+    def new():
+        return make_buffer(capacity=50, decay=ExponentialDecay(tau=3), alpha=0.6, eviction="lowest")
+
+    whole, broken, first, second = [], [], new(), new()
+    run(range(120), new(), whole)
+    run(range(saved_after), first, broken)
+    second.load_state_dict(saved_and_loaded(first.state_dict()))
+    run(range(saved_after, 120), second, broken)
+    assert whole == broken
+
+
+def test_looking_does_not_change_what_comes():
+    plain, watched = (make_buffer(capacity=50, decay=ExponentialDecay(tau=3), alpha=0.6) for _ in range(2))
+    for step in range(60):
+        now = ClockReading(updates=5 * step)
+        for buffer in (plain, watched):
+            buffer.add(of_rewards(*range(1, step % 7 + 2)), now)
+            if buffer is watched:
+                buffer.probabilities(now), buffer.has_mass(now), buffer.state_dict(), buffer.nbytes
+        assert_same_draw(plain.sample(4, now, beta=0.4), watched.sample(4, now, beta=0.4))

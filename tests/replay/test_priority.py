@@ -1,10 +1,20 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 
-from freshper_lightning.replay import AbsoluteAdvantage, AbsoluteReward, TDError, UniformPriority
-from tests.replay.builders import make_trajectory
+from freshper_lightning.replay import (
+    AbsoluteAdvantage,
+    AbsoluteReward,
+    CustomPriority,
+    GroupSpread,
+    Learnability,
+    PositiveReward,
+    TDError,
+    UniformPriority,
+)
+from tests.replay.builders import START, make_buffer, make_trajectory
 
 
 def test_uniform_priority_ignores_the_trajectory():
@@ -42,13 +52,100 @@ def test_measured_td_errors_become_the_mean_magnitude():
     assert TDError(eps=0.5).measured(torch.tensor([1.0, -3.0])) == 2.5
 
 
-def test_priorities_say_what_they_need():
-    kinds = (UniformPriority, AbsoluteReward, AbsoluteAdvantage, TDError)
-    assert [kind.needs_critic for kind in kinds] == [False, False, False, True]
-    assert [kind.rewritten for kind in kinds] == [False, False, False, True]
+def test_positive_reward_is_eps_for_a_failure_and_the_return_otherwise():
+    assert PositiveReward(eps=0.5).base(make_trajectory(rewards=(1.0, -3.0))) == 0.5
+    assert PositiveReward(eps=0.5).base(make_trajectory(rewards=(1.0, 2.0))) == 3.5
+    with pytest.raises(ValueError, match="must be finite"):
+        make_buffer(priority=PositiveReward()).add([make_trajectory(rewards=(math.nan,))], START)
 
 
-@pytest.mark.parametrize("kind", [AbsoluteReward, AbsoluteAdvantage, TDError])
+def test_group_spread_is_the_deviation_of_the_group():
+    assert GroupSpread(eps=0.25).base(make_trajectory(group_std=1.5)) == 1.75
+
+
+def test_group_spread_without_statistics_is_an_error():
+    with pytest.raises(ValueError, match="needs the statistics of group 3"):
+        GroupSpread().base(make_trajectory(group=3))
+
+
+def of_prompt(*successes, seed=0, task="toy"):
+    return [make_trajectory(success=success, seed=seed, task=task) for success in successes]
+
+
+def test_learnability_follows_the_running_success_rate_of_the_prompt():
+    buffer = make_buffer(priority=Learnability(eps=0.0))
+    buffer.add([*of_prompt(True, False), *of_prompt(True, seed=1), *of_prompt(False, task="other")], START)
+    assert buffer.probabilities(START).tolist() == [0.5, 0.5, 0, 0]
+    buffer.add(of_prompt(True, True), START)
+    assert buffer.probabilities(START)[[0, 4, 5]] == pytest.approx(np.array([4, 3, 3]) / 14, rel=1e-12)
+
+
+def test_success_rates_are_part_of_the_state():
+    buffer, restored = (make_buffer(priority=Learnability(), capacity=2) for _ in range(2))
+    buffer.add(of_prompt(True, False), START)
+    buffer.add(of_prompt(False, False, task="other"), START)
+    restored.load_state_dict(buffer.state_dict())
+    for each in (buffer, restored):
+        each.add(of_prompt(True), START)
+    assert restored.probabilities(START).tobytes() == buffer.probabilities(START).tobytes()
+    assert restored.probabilities(START)[1] == pytest.approx((2 / 9 + 1e-6) / (2 / 9 + 2e-6), rel=1e-12)
+
+
+def test_learnability_without_a_verdict_is_an_error_and_nothing_is_counted():
+    buffer = make_buffer(priority=Learnability())
+    with pytest.raises(ValueError, match="needs the environment's verdict"):
+        buffer.add([*of_prompt(True), make_trajectory(success=None)], START)
+    assert (len(buffer), len(buffer._rates)) == (0, 0)
+    with pytest.raises(ValueError, match="only a replay buffer has"):
+        Learnability().base(make_trajectory(success=True))
+
+
+def number_of_turns(trajectory):
+    return trajectory.num_turns
+
+
+def test_a_function_can_be_named_by_its_path():
+    priority = CustomPriority("tests.replay.test_priority.number_of_turns")
+    assert priority.base(make_trajectory(rewards=(0.0, 0.0))) == 2.0
+    assert priority == CustomPriority("tests.replay.test_priority.number_of_turns")
+    assert repr(priority) == "CustomPriority(path='tests.replay.test_priority.number_of_turns')"
+
+
+@pytest.mark.parametrize("path", ["nothing", "no.such.module", "math.nothing", "math.pi", ""])
+def test_a_path_without_a_function_is_refused(path):
+    with pytest.raises(ValueError, match="path must"):
+        CustomPriority(path)
+
+
+def test_measured_priorities_take_the_place_of_those_at_collection():
+    buffer, priority = make_buffer(priority=TDError()), TDError()
+    values = [priority.measured(torch.tensor([error])) for error in (1.0, -3.0)]
+    buffer.add([make_trajectory(), make_trajectory()], START, priorities=values)
+    assert buffer.probabilities(START) == pytest.approx([0.25, 0.75], rel=1e-5)
+    for bad, message in (([1.0], "shape of priorities"), ([1.0, -1.0], "finite and at least 0")):
+        with pytest.raises(ValueError, match=message):
+            buffer.add([make_trajectory(), make_trajectory()], START, priorities=bad)
+    assert len(buffer) == 2
+
+
+def test_priorities_say_what_they_need_and_whether_training_rewrites_them():
+    kinds = (
+        UniformPriority,
+        AbsoluteReward,
+        PositiveReward,
+        AbsoluteAdvantage,
+        GroupSpread,
+        Learnability,
+        CustomPriority,
+    )
+    assert not any(kind.needs_critic or kind.rewritten for kind in kinds)
+    assert TDError.needs_critic
+    assert TDError.rewritten
+
+
+@pytest.mark.parametrize(
+    "kind", [AbsoluteReward, PositiveReward, AbsoluteAdvantage, GroupSpread, Learnability, TDError]
+)
 @pytest.mark.parametrize("eps", [-1e-9, math.nan, math.inf])
 def test_a_bad_eps_is_refused(kind, eps):
     with pytest.raises(ValueError, match="eps must be"):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from freshper_lightning.replay import AbsoluteReward, Decay, ExponentialDecay, ReplayBuffer
+from freshper_lightning.replay import AbsoluteReward, ExponentialDecay, InverseDecay, ReplayBuffer, WindowDecay
 from freshper_lightning.trajectory import ClockReading
 from tests.replay.builders import make_trajectory
 
@@ -23,14 +23,6 @@ def in_decay_thread():
 
 def decay_threads():
     return [thread for thread in threading.enumerate() if thread.name == "replay-decay"]
-
-
-@dataclass(frozen=True)
-class InverseDecay(Decay):
-    """1 / (1 + age): does not factorise, so that masses change with the clock."""
-
-    def log_factor(self, age):
-        return -np.log1p(age)
 
 
 @dataclass(frozen=True)
@@ -54,6 +46,10 @@ class ThreadDecay(InverseDecay):
 
 def make_buffer(decay, asynchronous=True):
     return ReplayBuffer(150, AbsoluteReward(), decay, seed=7, asynchronous=asynchronous)
+
+
+def published(buffer):
+    return buffer._evaluator._refresher.published
 
 
 def wait_until(condition):
@@ -83,7 +79,7 @@ def train(buffer, iterations=200):
     return drawn
 
 
-@pytest.mark.parametrize("plain", [ExponentialDecay(tau=30), InverseDecay()])
+@pytest.mark.parametrize("plain", [ExponentialDecay(tau=30), InverseDecay(), WindowDecay(max_age=40)])
 def test_draws_are_equal_to_the_bit_with_the_thread_off_and_on(plain):
     with make_buffer(plain, asynchronous=False) as off, make_buffer(plain) as on:
         assert train(off) == train(on)
@@ -101,7 +97,7 @@ def test_a_finished_snapshot_is_used_and_nothing_is_evaluated_again():
     with make_buffer(decay) as buffer:
         buffer.add([make_trajectory(), make_trajectory()], START)
         buffer.prefetch(now)
-        wait_until(lambda: buffer._refresher.published is not None)
+        wait_until(lambda: published(buffer) is not None)
         assert buffer.has_mass(now)
         buffer.sample(4, now, beta=0.4)
         assert decay.evaluated_by_thread == [True]
@@ -125,7 +121,7 @@ def test_a_snapshot_of_other_content_or_parameters_is_not_used(change):
             each.add([make_trajectory()], START)
             each.add([make_trajectory(rewards=(2.0,))], ClockReading(updates=3))
         buffer.prefetch(now)
-        wait_until(lambda: buffer._refresher.published is not None)
+        wait_until(lambda: published(buffer) is not None)
         before = buffer.probabilities(now).tobytes()
         change(buffer)
         change(plain)
@@ -138,9 +134,39 @@ def test_a_snapshot_of_another_moment_is_not_used():
         buffer.add([make_trajectory()], START)
         buffer.add([make_trajectory()], ClockReading(updates=3))
         buffer.prefetch(ClockReading(updates=3))
-        wait_until(lambda: buffer._refresher.published is not None)
+        wait_until(lambda: published(buffer) is not None)
         odds = buffer.probabilities(ClockReading(updates=4))
         assert odds[0] / odds[1] == pytest.approx((2 / 5) ** 0.6, rel=1e-14)
+
+
+def test_a_result_whose_content_has_changed_meanwhile_is_thrown_away():
+    gate, entered = threading.Event(), threading.Event()
+
+    @dataclass(frozen=True)
+    class Gated(InverseDecay):
+        def log_factor(self, age):
+            if in_decay_thread():
+                entered.set()
+                gate.wait()
+            return super().log_factor(age)
+
+    with make_buffer(Gated()) as buffer:
+        buffer.add([make_trajectory()], START)
+        buffer.prefetch(START)
+        assert entered.wait(30)
+        buffer.update_priorities([0], [5.0])
+        gate.set()
+        buffer.prefetch(ClockReading(updates=1))
+        wait_until(lambda: published(buffer) is not None)
+        assert published(buffer).moment.now == 1
+
+
+def test_a_decay_that_factorises_needs_no_thread():
+    with make_buffer(ExponentialDecay(tau=3)) as buffer:
+        before = len(decay_threads())
+        buffer.add([make_trajectory()], START)
+        buffer.prefetch(START)
+        assert len(decay_threads()) == before
 
 
 def test_a_synchronous_buffer_starts_no_thread():
@@ -169,7 +195,7 @@ def test_prefetch_and_draws_do_not_wait_for_the_thread_which_serves_the_newest_r
             buffer.prefetch(ClockReading(updates=update))
         assert buffer.sample(2, ClockReading(updates=99), beta=0.4).ids.tolist() == [0, 0]
         gate.set()
-        wait_until(lambda: buffer._refresher.published is not None and buffer._refresher.published.key.now == 99)
+        wait_until(lambda: published(buffer) is not None and published(buffer).moment.now == 99)
         assert len(served) <= 2
 
 
@@ -189,7 +215,7 @@ def test_a_failure_in_the_thread_surfaces_at_the_next_call_with_its_traceback(ca
     buffer = make_buffer(ThreadDecay(fails=True))
     buffer.add([make_trajectory()], START)
     buffer.prefetch(START)
-    wait_until(lambda: buffer._refresher._mailbox.failure is not None)
+    wait_until(lambda: buffer._evaluator._refresher._mailbox.failure is not None)
     with pytest.raises(RuntimeError, match=r"decay thread .* failed") as caught:
         call(buffer)
     cause = caught.value.__cause__
@@ -225,7 +251,7 @@ def test_the_thread_sleeps_while_there_is_nothing_to_do():
     with make_buffer(ThreadDecay()) as buffer:
         buffer.add([make_trajectory()], START)
         buffer.prefetch(START)
-        wait_until(lambda: buffer._refresher.published is not None)
+        wait_until(lambda: published(buffer) is not None)
         start = time.process_time()
         time.sleep(0.3)
         assert time.process_time() - start < 0.1

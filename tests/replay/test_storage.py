@@ -1,52 +1,87 @@
 import io
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshper_lightning.replay.storage import TrajectoryStore, nbytes_of, pack, unpack
+from freshper_lightning.replay.arena import SMALLEST_SEGMENT, Arena
+from freshper_lightning.replay.codec import decode, encode
+from freshper_lightning.replay.content import ROW_BYTES
+from freshper_lightning.replay.storage import TrajectoryStore
 from tests.replay.builders import TENSORS, assert_same, make_trajectory, trajectories
 
 
+def stored(items, **parameters):
+    store = TrajectoryStore(**parameters)
+    return store, store.add(store.stage(items))
+
+
 @given(st.lists(trajectories(), max_size=5))
-def test_packing_returns_every_field_bit_for_bit(items):
-    returned = unpack(pack(items))
-    assert len(returned) == len(items)
-    for item, copy in zip(items, returned, strict=True):
+def test_what_comes_out_is_what_came_in_bit_for_bit(items):
+    store, handles = stored(items)
+    for item, copy in zip(items, store.get(handles), strict=True):
         assert_same(item, copy)
 
 
 @given(st.lists(trajectories(), max_size=5))
-def test_packed_columns_survive_a_safe_load(items):
+def test_a_packed_store_survives_a_safe_load(items):
+    store, handles = stored(items)
     file = io.BytesIO()
-    torch.save(pack(items), file)
+    torch.save(store.packed(handles), file)
     file.seek(0)
-    for item, copy in zip(items, unpack(torch.load(file, weights_only=True)), strict=True):
+    other = TrajectoryStore()
+    restored = other.load(torch.load(file, weights_only=True))
+    assert other.nbytes == store.nbytes
+    for item, copy in zip(items, other.get(restored), strict=True):
         assert_same(item, copy)
 
 
-def test_packed_columns_are_contiguous_tensors_and_primitives():
-    packed = pack([make_trajectory(images=(b"a", b"bc")), make_trajectory(task="other")])
+def test_a_packed_store_is_contiguous_tensors_that_do_not_change_with_it():
+    store, handles = stored([make_trajectory(images=(b"a", b"bc")), make_trajectory()])
+    packed = store.packed(handles)
+    before = {name: column.clone() for name, column in packed.items()}
+    store.remove(handles)
+    store.add(store.stage([make_trajectory(rewards=(9.0,), images=(b"x",))] * 2))
     for name, column in packed.items():
-        if name == "tasks":
-            assert column == ["toy", "other"]
-        else:
-            assert isinstance(column, torch.Tensor), name
-            assert column.is_contiguous(), name
+        assert column.is_contiguous(), name
+        assert torch.equal(column, before[name]), name
 
 
-def test_each_unpacked_trajectory_owns_exactly_its_memory():
-    for copy in unpack(pack([make_trajectory(advantages=(1.0,)) for _ in range(10)])):
+def test_changing_what_came_out_does_not_change_what_is_stored():
+    store, handles = stored([make_trajectory(advantages=(1.0,))] * 2)
+    for copy in store.get(handles):
         for name in TENSORS:
-            tensor = getattr(copy, name)
-            assert tensor.untyped_storage().nbytes() == tensor.nbytes, name
+            getattr(copy, name).zero_()
+    assert_same(store.get(handles)[1], make_trajectory(advantages=(1.0,)))
 
 
-def test_task_names_are_stored_once():
-    one, other = unpack(pack([make_trajectory(task="".join(["to", "y"])), make_trajectory(task="".join(["to", "y"]))]))
+def test_the_fields_of_a_trajectory_can_be_views_of_anything():
+    item = make_trajectory(rewards=(1.0, 2.0))
+    strided = torch.stack([item.token_ids, item.token_ids], dim=1)[:, 0]
+    trained = item.rewards.clone().requires_grad_()
+    store, handles = stored([replace(item, token_ids=strided, rewards=trained)])
+    assert_same(store.get(handles)[0], item)
+
+
+def test_task_names_are_one_object():
+    store, handles = stored([make_trajectory(task="".join(["to", "y"])) for _ in range(2)])
+    one, other = store.get(handles)
     assert one.task is other.task
+
+
+def test_float16_log_probs_take_half_the_room_and_are_rounded():
+    item = make_trajectory(rewards=(1.0,), turn_tokens=(400,))
+    item.behavior_log_probs.copy_(-torch.rand(400) * 20)
+    full, half = stored([item])[0], stored([item], log_probs="float16")
+    assert full.nbytes - half[0].nbytes == 2 * 400
+    (copy,) = half[0].get(half[1])
+    assert copy.behavior_log_probs.dtype == torch.float32
+    assert torch.allclose(copy.behavior_log_probs, item.behavior_log_probs, rtol=2**-11, atol=1e-7)
+    assert_same(replace(copy, behavior_log_probs=item.behavior_log_probs), item)
 
 
 @pytest.mark.parametrize(
@@ -56,35 +91,81 @@ def test_task_names_are_stored_once():
 def test_a_tensor_of_another_type_is_refused_by_name(name, dtype):
     item = make_trajectory()
     with pytest.raises(ValueError, match=f"{name} .* not {dtype}"):
-        pack([make_trajectory(), replace(item, **{name: getattr(item, name).to(dtype)})])
+        TrajectoryStore().stage([make_trajectory(), replace(item, **{name: getattr(item, name).to(dtype)})])
 
 
 def test_an_integer_that_does_not_fit_is_refused_by_name():
-    with pytest.raises(ValueError, match=f"seed .* not {2**63}"):
-        pack([make_trajectory(seed=2**63)])
+    with pytest.raises(ValueError, match=f"^seed={2**63} .* 64-bit"):
+        TrajectoryStore().stage([make_trajectory(seed=2**63)])
 
 
-def test_columns_of_different_lengths_are_refused():
-    packed = pack([make_trajectory(), make_trajectory()])
-    packed["seed"] = packed["seed"][:1]
-    with pytest.raises(ValueError, match="zip"):
-        unpack(packed)
+def test_a_block_is_a_multiple_of_eight_bytes_and_does_not_depend_on_where_it_lies():
+    (block,) = encode([make_trajectory(task="a name")], [[]])
+    assert len(block) % 8 == 0
+    moved = np.frombuffer(bytes(8) + block, np.uint8)[8:].copy()
+    assert_same(decode(moved, bytes), make_trajectory(task="a name"))
 
 
-def test_bytes_count_tensors_images_and_numbers():
-    bare = make_trajectory(rewards=(1.0, 2.0), turn_tokens=(3, 4))
-    tensors = 9 * 4 + 2 * 2 * 4 + 7 * 4 + 2 * 4 + 2 * 8
-    numbers = 4 * 8 + 3 * 8 + 2 * 8 + 8 + 2
-    assert nbytes_of(bare) == tensors + numbers
-    assert nbytes_of(replace(bare, advantages=torch.zeros(2))) == nbytes_of(bare) + 8
-    assert nbytes_of(replace(bare, images=(b"abc", b"de"))) == nbytes_of(bare) + 5
+def test_equal_images_are_stored_once_and_as_long_as_a_trajectory_shows_them():
+    a, b = bytes(1000), b"b" * 1001
+    store, handles = stored([make_trajectory(images=(a, b, a)), make_trajectory(images=(a,)), make_trajectory()])
+    with_both = store.image_nbytes
+    assert 2001 <= with_both <= 2001 + 2 * 32
+    bare = stored([make_trajectory()] * 3)[0].nbytes
+    assert store.nbytes == bare + with_both + 4 * 16
+    assert store.get(handles)[0].images == (a, b, a)
+    store.remove(handles[:1])
+    assert 1000 <= store.image_nbytes <= 1032
+    store.add(store.stage([make_trajectory(images=(b, a))]))
+    assert store.image_nbytes == with_both
+    assert store.get(handles[1:])[0].images == (a,)
 
 
-def test_the_store_frees_what_it_removes():
-    store = TrajectoryStore()
-    store.add([3, 5], [make_trajectory(), make_trajectory(images=(b"abc",))])
-    assert list(store.sizes()) == [nbytes_of(item) for item in store.get([3, 5])]
-    store.remove([3])
-    assert (len(store), store.nbytes) == (1, nbytes_of(store.get([5])[0]))
-    with pytest.raises(KeyError, match="3"):
-        store.get([5, 3])
+@pytest.mark.parametrize("turns", [1, 10])
+@pytest.mark.parametrize(("tokens", "most"), [(512, 10.0), (4096, 8.5)])
+def test_bytes_per_token_are_bounded_even_where_every_token_is_sampled(tokens, turns, most):
+    lengths = tuple(tokens // turns - 1 for _ in range(turns))
+    item = make_trajectory((1.0,) * turns, lengths, (0.5,) * turns, task="frozen lake with a long name")
+    assert (stored([item])[0].nbytes + ROW_BYTES) / item.num_tokens <= most
+
+
+@given(st.lists(st.tuples(st.integers(1, 3000), st.booleans()), max_size=150), st.randoms(use_true_random=False))
+def test_an_arena_keeps_what_is_alive_and_not_much_more(steps, random):
+    arena, alive = Arena(), {}
+    for size, add in steps:
+        if add or not alive:
+            blocks = [bytes([random.randrange(256)]) * 8 * size for _ in range(random.randrange(1, 4))]
+            sizes = np.array([len(block) for block in blocks])
+            handles = arena.append(np.frombuffer(b"".join(blocks), np.uint8), sizes)
+            assert not set(handles.tolist()) & set(alive)
+            alive.update(zip(handles.tolist(), blocks, strict=True))
+        else:
+            gone = random.sample(sorted(alive), random.randrange(1, len(alive) + 1))
+            arena.free(np.array(gone))
+            for handle in gone:
+                del alive[handle]
+        handles = np.array(sorted(alive), np.int64)
+        assert [block.tobytes() for block in arena.read(handles)] == [alive[handle] for handle in handles.tolist()]
+        assert arena.gather(handles).tobytes() == b"".join(alive[handle] for handle in handles.tolist())
+        size = sum(map(len, alive.values()))
+        assert (len(arena), arena.nbytes) == (len(alive), size)
+    size, table = sum(map(len, alive.values())), 20 * len(arena._segment)
+    assert arena.allocated - table <= 6 * size + 3 * SMALLEST_SEGMENT + 3 * 24_000
+
+
+def test_blocks_of_a_wrong_size_are_refused():
+    for sizes in ([7], [8, 8], [0, 8]):
+        with pytest.raises(ValueError, match="multiples of 8"):
+            Arena().append(np.zeros(8, np.uint8), np.array(sizes))
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="looks at the maps of the process")
+def test_a_mapped_arena_holds_its_bytes_in_files_that_vanish(tmp_path):
+    store, handles = stored([make_trajectory(images=(b"png",))] * 3, directory=tmp_path)
+    assert_same(store.get(handles)[2], make_trajectory(images=(b"png",)))
+    assert list(tmp_path.iterdir()) == []
+    assert str(tmp_path) in Path("/proc/self/maps").read_text()
+    packed = store.packed(handles)
+    del store
+    other = TrajectoryStore()
+    assert_same(other.get(other.load(packed))[0], make_trajectory(images=(b"png",)))

@@ -1,0 +1,188 @@
+"""A trajectory as one block of bytes, and back; pure functions."""
+
+import struct
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from hashlib import blake2b
+from itertools import accumulate, pairwise
+from operator import attrgetter
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from freshper_lightning.trajectory import ClockReading, Trajectory
+
+Bytes = NDArray[np.uint8]
+LogProbDtype = Literal["float32", "float16"]
+ALIGNMENT = 8
+"""Every block is a multiple of this long, so that each number in it can be read where it lies."""
+DIGEST_BYTES = 16
+
+_INTEGERS = ("group", "member", "seed", "invalid_turns")
+_FLOATS = ("format_penalty", "group_mean", "group_std")
+_BORN = tuple((item.name, "d" if item.type in (float, "float") else "q") for item in fields(ClockReading))
+_values_of = attrgetter(*_INTEGERS, *_FLOATS, *(f"born.{name}" for name, _ in _BORN))
+_HEADER = struct.Struct("<" + "q" * len(_INTEGERS) + "d" * len(_FLOATS) + "".join(kind for _, kind in _BORN) + "5ibB2x")
+_TRUNCATED, _ADVANTAGES, _HALF = 1, 2, 4
+_TENSORS = {
+    "weight_versions": torch.int64,
+    "token_ids": torch.int32,
+    "turns": torch.int32,
+    "rewards": torch.float32,
+    "advantages": torch.float32,
+    "behavior_log_probs": torch.float32,
+}
+"""Type of every tensor of a trajectory."""
+
+
+def digest_of(content: bytes) -> bytes:
+    """The name of an image: equal for equal content only, for all practical purposes (128 bits of BLAKE2b)."""
+    return blake2b(content, digest_size=DIGEST_BYTES).digest()
+
+
+def encode(
+    trajectories: Sequence[Trajectory], images: Sequence[list[bytes]], log_probs: LogProbDtype = "float32"
+) -> list[bytes]:
+    """Trajectories, with ``images``, their digests, in place of their images; :func:`decode` returns them bit for bit.
+
+    Log-probabilities exist for sampled tokens only; as ``float16`` they take half the room and are rounded to a
+    relative 2**-11. A block describes itself: it can be moved between buffers as it is.
+
+    Raises:
+        ValueError: A tensor does not have the type that its contract names, or an integer does not fit in 64 bits.
+    """
+    half = log_probs == "float16"
+    tasks = [item.task.encode("utf-8", "surrogatepass") for item in trajectories]
+    headers = [
+        _pack_header(item, len(names), len(task), half)
+        for item, names, task in zip(trajectories, images, tasks, strict=True)
+    ]
+    columns = [_pieces(name, [getattr(item, name) for item in trajectories], half) for name in _TENSORS]
+    rows = zip(headers, *columns, map(b"".join, images), tasks, strict=True)
+    return [padded(b"".join(row)) for row in rows]
+
+
+def _pieces(name: str, tensors: Sequence[Tensor | None], half: bool) -> list[memoryview]:
+    """Bytes of each tensor; they are put together first, since a copy of many costs little more than one of one."""
+    expected, present = _TENSORS[name], [tensor for tensor in tensors if tensor is not None]
+    for tensor in present:
+        if tensor.dtype is not expected:
+            raise ValueError(f"{name} of a trajectory must be {expected}, not {tensor.dtype}")
+    if not present:
+        return [memoryview(b"")] * len(tensors)
+    flat = torch.cat(present)
+    flat = flat.half() if half and name == "behavior_log_probs" else flat
+    content, width = memoryview(flat.numpy(force=True).tobytes()), flat.element_size()
+    ends = accumulate((0 if tensor is None else tensor.numel() * width for tensor in tensors), initial=0)
+    return [content[start:end] for start, end in pairwise(ends)]
+
+
+def padded(block: bytes) -> bytes:
+    """The block with as many zeros as alignment asks for."""
+    return block + bytes(-len(block) % ALIGNMENT)
+
+
+def _pack_header(trajectory: Trajectory, images: int, task: int, half: bool) -> bytes:
+    has_advantages = trajectory.advantages is not None
+    flags = _TRUNCATED * trajectory.truncated | _ADVANTAGES * has_advantages | _HALF * half
+    success = -1 if trajectory.success is None else int(trajectory.success)
+    # Not len(), which is slow on a tensor.
+    lengths = trajectory.token_ids.numel(), trajectory.turns.numel() // 2, trajectory.behavior_log_probs.numel()
+    try:
+        return _HEADER.pack(*_values_of(trajectory), *lengths, images, task, success, flags)
+    except struct.error as error:
+        names = (*_INTEGERS, *(f"born.{name}" for name, _ in _BORN))
+        values = {name: attrgetter(name)(trajectory) for name in names}
+        wrong = [f"{name}={value}" for name, value in values.items() if not -(2**63) <= value < 2**63]
+        raise ValueError(f"{', '.join(wrong)} of a trajectory must fit in a signed 64-bit integer") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """The header of a block, and where its arrays begin."""
+
+    scalars: tuple[Any, ...]
+    tokens: int
+    turns: int
+    sampled: int
+    images: int
+    task: int
+    success: int
+    flags: int
+
+    @staticmethod
+    def of(block: Bytes) -> "_Layout":
+        values = _HEADER.unpack_from(block.data)
+        return _Layout(values[:-7], *values[-7:])
+
+    @property
+    def half(self) -> bool:
+        return bool(self.flags & _HALF)
+
+    def digests_at(self) -> int:
+        turns = 8 + 8 + 4 + 4 * bool(self.flags & _ADVANTAGES)
+        return _HEADER.size + 4 * self.tokens + turns * self.turns + (2 if self.half else 4) * self.sampled
+
+
+def digests(block: Bytes) -> list[bytes]:
+    """Names of the images of an encoded trajectory, in order, repeated as often as they occur."""
+    layout = _Layout.of(block)
+    start = layout.digests_at()
+    return [
+        block[at : at + DIGEST_BYTES].tobytes()
+        for at in range(start, start + DIGEST_BYTES * layout.images, DIGEST_BYTES)
+    ]
+
+
+def decode(block: Bytes, image: Callable[[bytes], bytes]) -> Trajectory:
+    """The trajectory of a block, whose tensors share the block's memory; the block must be the caller's own.
+
+    What is in a block has been a valid trajectory, so it is not validated again.
+
+    Args:
+        block: uint8 [n], writable.
+        image: Content of an image by its digest.
+    """
+    layout = _Layout.of(block)
+    turns, at, tensors = layout.turns, _HEADER.size, {}
+    for name, dtype, count in (
+        ("weight_versions", np.int64, turns),
+        ("token_ids", np.int32, layout.tokens),
+        ("turns", np.int32, 2 * turns),
+        ("rewards", np.float32, turns),
+        ("advantages", np.float32, turns if layout.flags & _ADVANTAGES else 0),
+        ("behavior_log_probs", np.float16 if layout.half else np.float32, layout.sampled),
+    ):
+        end = at + count * np.dtype(dtype).itemsize
+        tensors[name], at = torch.from_numpy(block[at:end].view(dtype)), end
+    text = at + DIGEST_BYTES * layout.images
+    return _assembled(
+        **_scalars(layout.scalars),
+        **tensors
+        | {
+            "turns": tensors["turns"].view(turns, 2),
+            "advantages": tensors["advantages"] if layout.flags & _ADVANTAGES else None,
+            "behavior_log_probs": tensors["behavior_log_probs"].float(),
+        },
+        success=None if layout.success < 0 else bool(layout.success),
+        truncated=bool(layout.flags & _TRUNCATED),
+        images=tuple(map(image, digests(block))) if layout.images else (),
+        task=sys.intern(block[text : text + layout.task].tobytes().decode("utf-8", "surrogatepass")),
+    )
+
+
+def _scalars(values: tuple[Any, ...]) -> dict[str, Any]:
+    names = (*_INTEGERS, *_FLOATS)
+    return {**dict(zip(names, values, strict=False)), "born": ClockReading(*values[len(names) :])}
+
+
+def _assembled(**values: Any) -> Trajectory:
+    """A trajectory of parts that have been one before."""
+    trajectory, assign = object.__new__(Trajectory), object.__setattr__
+    for name, value in values.items():
+        assign(trajectory, name, value)
+    return trajectory

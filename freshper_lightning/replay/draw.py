@@ -1,0 +1,75 @@
+"""What a draw hands out."""
+
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from freshper_lightning.replay.columns import Floats, Integers
+from freshper_lightning.trajectory import Trajectory
+
+
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """One draw of ``n`` trajectories; all fields describe the same moment.
+
+    ``weights`` multiply the loss of a trajectory and undo, as far as ``beta`` says, that it was drawn by priority.
+    """
+
+    ids: Integers
+    """int64 [n]; with replacement an id may come up several times."""
+    probabilities: Floats
+    """float64 [n]: share of the total mass of each drawn entry, above 0."""
+    weights: Floats
+    """float64 [n]: ``(N P)**-beta`` over its maximum; see :class:`~freshper_lightning.replay.weights.Weighting`."""
+    ages: Floats
+    """float64 [n]: age in units of the clock, since collection or the last measurement of freshness."""
+    _read: Callable[[Integers], tuple[Trajectory, ...]] = field(repr=False)
+
+    _lock: AbstractContextManager[Any] = field(repr=False)
+    """The buffer's own, so that nothing is evicted between a look and a read."""
+    _found: list[Trajectory] = field(default_factory=list, repr=False)
+
+    @property
+    def trajectories(self) -> tuple[Trajectory, ...]:
+        """The trajectory of each id; read when first asked for, or before one of them is evicted."""
+        with self._lock:
+            if not self.is_read():
+                self._found.extend(self._read(self.ids))
+            return tuple(self._found)
+
+    def is_read(self) -> bool:
+        """Whether the trajectories have been read."""
+        return len(self._found) == len(self.ids)
+
+    def effective_size(self) -> float:
+        """Number of equally weighted, distinct trajectories that say as much: ``(sum w)**2 / sum w**2`` over ids.
+
+        An id that comes up several times counts once, with the sum of its weights. 0 for an empty draw.
+        """
+        if len(self.ids) == 0:
+            return 0.0
+        _, which = np.unique(self.ids, return_inverse=True)
+        weights = np.bincount(which, self.weights)
+        return float(weights.sum() ** 2 / np.square(weights).sum())
+
+
+class HandedOut:
+    """Draws whose trajectories may still have to be read; those that nobody holds any more are forgotten."""
+
+    def __init__(self) -> None:
+        self._draws: weakref.WeakSet[Draw] = weakref.WeakSet()
+
+    def add(self, draw: Draw) -> None:
+        """Remembers a draw."""
+        self._draws.add(draw)
+
+    def read(self) -> None:
+        """Reads the trajectories of all draws, before some of them go."""
+        for draw in list(self._draws):
+            if not draw.is_read():
+                _ = draw.trajectories
+        self._draws.clear()

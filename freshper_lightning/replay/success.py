@@ -1,0 +1,78 @@
+"""How often each prompt has been solved so far."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from freshper_lightning.trajectory import Trajectory
+
+Prompt = tuple[str, int]
+"""Task and seed, which together fix the instance of an environment."""
+
+
+def prompt_of(trajectory: Trajectory) -> Prompt:
+    """The prompt that a trajectory answers."""
+    return trajectory.task, trajectory.seed
+
+
+class SuccessRates:
+    """Running success rates by prompt, over everything that was collected, evicted trajectories included."""
+
+    def __init__(self) -> None:
+        self._counts: dict[Prompt, tuple[float, float]] = {}
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    @staticmethod
+    def counted(trajectories: Iterable[Trajectory]) -> "SuccessRates":
+        """Rates over some trajectories.
+
+        Raises:
+            ValueError: A trajectory has no verdict.
+        """
+        rates = SuccessRates()
+        for item in trajectories:
+            if item.success is None:
+                raise ValueError(
+                    f"a success rate needs the environment's verdict, which member {item.member} of group {item.group}"
+                    f" of task {item.task!r} does not have"
+                )
+            rates.add(prompt_of(item), float(item.success), 1.0)
+        return rates
+
+    def add(self, prompt: Prompt, successes: float, trials: float) -> None:
+        """Counts trials of a prompt."""
+        before = self._counts.get(prompt, (0.0, 0.0))
+        self._counts[prompt] = before[0] + successes, before[1] + trials
+
+    def merge(self, other: "SuccessRates") -> None:
+        """Counts what the other has counted."""
+        for prompt, counts in other._counts.items():
+            self.add(prompt, *counts)
+
+    def rate(self, prompt: Prompt, later: "SuccessRates") -> float:
+        """Share of successes among the trials here and in ``later``, which together have at least one."""
+        pairs = [rates._counts.get(prompt, (0.0, 0.0)) for rates in (self, later)]
+        return sum(pair[0] for pair in pairs) / sum(pair[1] for pair in pairs)
+
+    def state_dict(self, share: float = 1.0) -> dict[str, Any]:
+        """Counts times ``share``, as tensors and primitives."""
+        tasks = {task: index for index, task in enumerate(dict.fromkeys(task for task, _ in self._counts))}
+        counts = [[share * value for value in pair] for pair in self._counts.values()]
+        return {
+            "tasks": list(tasks),
+            "task": torch.tensor([tasks[task] for task, _ in self._counts], dtype=torch.int64),
+            "seed": torch.tensor([seed for _, seed in self._counts], dtype=torch.int64),
+            "counts": torch.tensor(counts, dtype=torch.float64).reshape(-1, 2),
+        }
+
+    @staticmethod
+    def loaded(state: dict[str, Any]) -> "SuccessRates":
+        """What :meth:`state_dict` has written."""
+        rates = SuccessRates()
+        tasks = [state["tasks"][index] for index in state["task"].tolist()]
+        for task, seed, counts in zip(tasks, state["seed"].tolist(), state["counts"].tolist(), strict=True):
+            rates.add((task, seed), *counts)
+        return rates

@@ -1,0 +1,165 @@
+import threading
+from itertools import product
+
+import numpy as np
+import pytest
+
+from freshper_lightning.replay import ExponentialDecay, InverseDecay, NothingToDraw
+from freshper_lightning.replay.schemes import Picked
+from freshper_lightning.replay.weights import Weighting
+from freshper_lightning.trajectory import ClockReading
+from tests.replay.builders import START, make_buffer, of_rewards
+
+
+class Ranks:
+    """Runs one function per rank in threads, with a collective that exchanges rows between them."""
+
+    def __init__(self, count):
+        self.barrier, self.rows, self.calls = threading.Barrier(count, timeout=30), [None] * count, [0] * count
+
+    def gather(self, rank):
+        def collective(row):
+            self.calls[rank] += 1
+            self.rows[rank] = row
+            self.barrier.wait()
+            rows = np.stack(self.rows)
+            self.barrier.wait()
+            return rows
+
+        return collective
+
+    def run(self, functions):
+        results = [None] * len(functions)
+
+        def call(rank):
+            try:
+                results[rank] = functions[rank](self.gather(rank))
+            except NothingToDraw as error:
+                results[rank] = error
+
+        threads = [threading.Thread(target=call, args=(rank,)) for rank in range(len(functions))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return results
+
+
+def shards_of(rewards, decay, **parameters):
+    """Entries of rank r come in at update 10 r, so that the scales of the shards differ."""
+    shards = []
+    for rank, values in enumerate(rewards):
+        shards.append(make_buffer(decay=decay, seed=rank, alpha=0.6, **parameters))
+        if values:
+            shards[-1].add(of_rewards(*values), ClockReading(updates=10 * rank))
+    return shards
+
+
+def one_buffer(rewards, decay):
+    buffer = make_buffer(decay=decay, alpha=0.6)
+    for rank, values in enumerate(rewards):
+        buffer.add(of_rewards(*values), ClockReading(updates=10 * rank))
+    return buffer
+
+
+NOW = ClockReading(updates=40)
+SHARDS = [[(1, 2, 0, 7)], [(1, 2), (50,)], [(3, 0.1), (), (9, 9, 1, 1e-3)], [(), (4, 1), (0, 0)]]
+
+
+@pytest.mark.parametrize("decay", [ExponentialDecay(tau=13), InverseDecay()])
+@pytest.mark.parametrize("rewards", SHARDS)
+@pytest.mark.parametrize("draw", ["stratified", "gumbel"])
+def test_probabilities_over_all_ranks_and_weights_are_those_of_one_buffer(rewards, decay, draw):
+    n, beta = 1 if draw == "gumbel" else 8, 0.7
+    whole = one_buffer(rewards, decay).probabilities(NOW)
+    firsts = np.cumsum([0] + [len(values) for values in rewards])
+    ranks, shards = Ranks(len(rewards)), shards_of(rewards, decay, draw=draw)
+    results = ranks.run([lambda gather, s=shard: s.sample(n, NOW, beta, gather) for shard in shards])
+    assert ranks.calls == [1] * len(rewards)
+    shares = [np.empty(0) if not len(d.ids) else whole[d.ids + f] for d, f in zip(results, firsts[:-1], strict=True)]
+    rarest = min(share.min() for share in shares if len(share))
+    for result, share, values, first in zip(results, shares, rewards, firsts[:-1], strict=True):
+        assert len(result.ids) == (n if any(values) else 0)
+        assert result.probabilities == pytest.approx(share, rel=1e-12)
+        if draw == "stratified" and len(share):
+            shard_share = whole[first : first + len(values)].sum()
+            assert result.weights == pytest.approx((rarest / share) ** beta * len(rewards) * shard_share, rel=1e-12)
+
+
+@pytest.mark.parametrize("rewards", SHARDS)
+@pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
+def test_the_weighted_parts_have_the_expectation_of_one_buffer(rewards, beta):
+    """By enumeration: every combination of one entry per shard, with its probability."""
+    decay, count = ExponentialDecay(tau=13), len(rewards)
+    whole = one_buffer(rewards, decay).probabilities(NOW)
+    firsts = np.cumsum([0] + [len(values) for values in rewards])
+    masses = [shard._masses_at(NOW) for shard in shards_of(rewards, decay)]
+    choices = [
+        np.flatnonzero(m.of(np.arange(len(values)))).tolist() or [None]
+        for m, values in zip(masses, rewards, strict=True)
+    ]
+    expectation = np.zeros(len(whole))
+    for rows in product(*choices):
+        picked = [None if row is None else one_row(m, row) for m, row in zip(masses, rows, strict=True)]
+        chance = np.prod([float(p.shares[0]) for p in picked if p is not None])
+        drawn = [first + row for first, row in zip(firsts, rows, strict=False) if row is not None]
+        weights = np.concatenate([w for _, w in weigh_all(picked, masses, beta, decay)])
+        # A batch is divided by its own maximum; without that it is an unbiased estimate.
+        expectation[drawn] += chance * weights * whole[drawn].min() ** -beta / count
+    assert expectation[whole > 0] == pytest.approx(whole[whole > 0] ** (1 - beta), rel=1e-12)
+    assert (expectation[whole == 0] == 0).all()
+
+
+def one_row(masses, row):
+    share = masses.of(np.array([row])) / masses.total
+    return Picked(np.array([row]), share, share, masses.total)
+
+
+def weigh_all(picked, masses, beta, decay):
+    """What every rank gets: their rows are exchanged in a second round."""
+    rows = []
+
+    def record(row):
+        rows.append(row)
+        return row[None]
+
+    for gather in (record, lambda row: np.stack(rows)):
+        weighting = Weighting(0.6, beta, decay, "max", gather)
+        results = [weighting.weigh(p, 1, m.total, m.scale) for p, m in zip(picked, masses, strict=True)]
+    return results
+
+
+@pytest.mark.parametrize("rewards", SHARDS)
+def test_weights_over_the_sum_add_up_to_the_batch_of_all_ranks(rewards):
+    shards = shards_of(rewards, InverseDecay(), weights="sum")
+    results = Ranks(len(shards)).run([lambda gather, s=shard: s.sample(8, NOW, 0.4, gather) for shard in shards])
+    assert sum(result.weights.sum() for result in results) == pytest.approx(8 * len(shards), rel=1e-12)
+
+
+def test_no_rank_draws_where_all_shards_are_empty_or_one_is_too_small():
+    shards = shards_of([(), (0, 0)], InverseDecay())
+    results = Ranks(2).run([lambda gather, s=shard: s.sample(2, NOW, 0.4, gather) for shard in shards])
+    assert all(isinstance(result, NothingToDraw) for result in results)
+    shards = shards_of([(1, 1, 1), (1,)], InverseDecay(), draw="gumbel")
+    results = Ranks(2).run([lambda gather, s=shard: s.sample(2, NOW, 0.4, gather) for shard in shards])
+    assert all(isinstance(result, NothingToDraw) for result in results)
+    assert [shard.draws() for shard in shards] == [0, 0]
+
+
+def test_one_rank_with_a_collective_is_one_buffer():
+    alone, joined = (make_buffer(alpha=0.6, seed=4) for _ in range(2))
+    for buffer in (alone, joined):
+        buffer.add(of_rewards(1, 2, 30, 0.1), START)
+    one, other = alone.sample(16, START, 0.4), joined.sample(16, START, 0.4, gather=lambda row: row[None])
+    assert one.ids.tolist() == other.ids.tolist()
+    assert one.weights.tobytes() == other.weights.tobytes()
+    assert one.probabilities.tobytes() == other.probabilities.tobytes()
+
+
+def test_weights_over_their_sum_have_mean_one_and_the_same_ratios():
+    by_max, by_sum = (make_buffer(weights=over) for over in ("max", "sum"))
+    for buffer in (by_max, by_sum):
+        buffer.add(of_rewards(1, 2, 30, 0.1), START)
+    one, other = by_max.sample(16, START, 0.4), by_sum.sample(16, START, 0.4)
+    assert other.weights.mean() == pytest.approx(1.0, rel=1e-14)
+    assert one.weights / one.weights.sum() == pytest.approx(other.weights / 16, rel=1e-14)
