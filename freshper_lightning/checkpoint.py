@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from datamodules.loader import IterationLoader
 from freshper_lightning.errors import ConfigurationError
+from freshper_lightning.replay.files import write_state
 
 DATA_KEY = "ReplayDataModule"
 """Under this key Lightning stores the data module's state."""
@@ -41,9 +42,9 @@ class ReplayCheckpointIO(TorchCheckpointIO):
         state, former = checkpoint.get(DATA_KEY), side_files(path)
         if state is not None and "buffer" in state:
             side = path.with_name(f"{path.name}.{secrets.token_hex(4)}.buffer")
-            write_atomically(state["buffer"], side)
+            write_state(state["buffer"], side)
             checkpoint = {**checkpoint, DATA_KEY: {**state, "buffer": side.name}}
-        write_atomically(checkpoint, path)
+        write_state(checkpoint, path)
         for side in former:
             side.unlink()
         if path.name not in (LAST, LAST_GOOD):
@@ -60,7 +61,7 @@ class ReplayCheckpointIO(TorchCheckpointIO):
         path = Path(path)
         if not path.is_file():
             raise ConfigurationError(f"there is no checkpoint {path}")
-        checkpoint = read_state(path, map_location)
+        checkpoint = read_file(path, map_location)
         if not {"state_dict", "pytorch-lightning_version", "loops"} <= checkpoint.keys():
             raise ConfigurationError(f"{path} is not a checkpoint of a run of this program")
         state = checkpoint.get(DATA_KEY)
@@ -68,7 +69,7 @@ class ReplayCheckpointIO(TorchCheckpointIO):
             side = path.parent / state["buffer"]
             if not side.is_file():
                 raise ConfigurationError(f"checkpoint {path} needs the replay buffer {side}, which is not there")
-            state["buffer"] = read_state(side, "cpu")
+            state["buffer"] = read_file(side, "cpu")
         return checkpoint
 
     def remove_checkpoint(self, path: str | Path) -> None:
@@ -83,8 +84,8 @@ def side_files(path: Path) -> list[Path]:
     return sorted(path.parent.glob(f"{glob.escape(path.name)}.*.buffer"))
 
 
-def read_state(path: Path, map_location: Any) -> dict[str, Any]:
-    """What :func:`write_atomically` wrote.
+def read_file(path: Path, map_location: Any) -> dict[str, Any]:
+    """What :func:`~freshper_lightning.replay.files.write_state` wrote.
 
     Raises:
         ConfigurationError: The file cannot be read, or holds something else.
@@ -103,21 +104,6 @@ def _link_atomically(link: Path, target: str) -> None:
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target)
     temporary.replace(link)
-
-
-def write_atomically(state: Any, path: Path) -> None:
-    """Save ``state`` so that ``path`` holds either what it held before or all of it, whatever interrupts."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def save_last_good(trainer: Trainer, loader: IterationLoader) -> Path:

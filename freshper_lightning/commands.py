@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from freshper_lightning.checkpoint import read_state
+from freshper_lightning.checkpoint import read_file
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.gguf import SMOLLM2_MODULE, SavedPrecision, bundled_gguf, convert_gguf
 from freshper_lightning.policy.module import export_policy
@@ -36,7 +36,7 @@ def export(checkpoint: str, model: str, path: str) -> None:
     """
     if not Path(checkpoint).is_file():
         raise ConfigurationError(f"checkpoint={checkpoint!r} is not a file")
-    state = read_state(Path(checkpoint), "cpu").get("state_dict")
+    state = read_file(Path(checkpoint), "cpu").get("state_dict")
     if state is None:
         raise ConfigurationError(f"checkpoint={checkpoint!r} is not a checkpoint of Lightning's: it has no state_dict")
     net = PolicyNet.from_pretrained(model)

@@ -9,8 +9,9 @@ from pathlib import Path
 import torch
 from lightning import Callback
 
-from freshper_lightning.checkpoint import ReplayCheckpointIO, write_atomically
+from freshper_lightning.checkpoint import ReplayCheckpointIO
 from freshper_lightning.cli import main
+from freshper_lightning.replay import write_state
 
 ROOT = Path(__file__).parent.parent
 TINY = Path(__file__).parent / "data" / "tiny.yaml"
@@ -25,7 +26,7 @@ class KillingCheckpointIO(ReplayCheckpointIO):
     def save_checkpoint(self, checkpoint, path, storage_options=None):
         if self.within and self.saved == self.after:
             Path(f"{path}.tmp").write_bytes(b"torn")
-            write_atomically({}, Path(f"{path}.0.buffer"))
+            write_state({}, Path(f"{path}.0.buffer"))
             os.kill(os.getpid(), signal.SIGKILL)
         super().save_checkpoint(checkpoint, path, storage_options)
         self.saved += 1

@@ -2,8 +2,9 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from freshper_lightning.checkpoint import LAST, ReplayCheckpointIO, side_files, write_atomically
+from freshper_lightning.checkpoint import LAST, ReplayCheckpointIO, side_files
 from freshper_lightning.errors import ConfigurationError
+from freshper_lightning.replay import write_state
 from tests.loop import fit, policy, replay_data
 
 
@@ -69,7 +70,7 @@ def test_a_damaged_checkpoint_is_refused_in_a_sentence(tmp_path, content):
 
 def test_a_file_of_another_program_is_refused(tmp_path):
     path = tmp_path / "a.ckpt"
-    write_atomically({"weights": torch.zeros(2)}, path)
+    write_state({"weights": torch.zeros(2)}, path)
     with pytest.raises(ConfigurationError, match=r"a\.ckpt is not a checkpoint of a run of this program"):
         ReplayCheckpointIO().load_checkpoint(path)
 
@@ -113,7 +114,7 @@ def test_no_checkpoint_is_there_before_its_buffer_is(tmp_path):
 
 def test_a_file_holds_the_old_content_until_the_new_is_whole(tmp_path):
     path = tmp_path / "x"
-    write_atomically({"a": 1}, path)
+    write_state({"a": 1}, path)
     with pytest.raises(AttributeError, match="pickle"):
-        write_atomically({"a": lambda: 0}, path)
+        write_state({"a": lambda: 0}, path)
     assert torch.load(path, weights_only=True) == {"a": 1}

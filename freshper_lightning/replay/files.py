@@ -20,6 +20,16 @@ def write_state(state: dict[str, Any], path: str | Path) -> None:
         except BaseException:
             os.unlink(file.name)
             raise
+    _flush_folder(target.parent)
+
+
+def _flush_folder(folder: Path) -> None:
+    """A rename is on disk only when its folder is."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_state(path: str | Path) -> dict[str, Any]:
