@@ -35,26 +35,32 @@ class Report(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the table; draw the curve where there are TensorBoard logs."""
-        scalars = read_scalars(trainer.log_dir) if trainer.log_dir and trainer.is_global_zero else {}
-        rows = [*_evaluation(trainer), *_training(trainer, scalars), *_places(trainer)]
-        if self.enabled and trainer.log_dir and _curves(scalars):
-            picture = Path(trainer.log_dir) / "learning_curve.png"
+        folder = trainer.log_dir  # a collective
+        if not self.enabled or not trainer.is_global_zero:
+            return
+        scalars = read_scalars(folder) if folder else {}
+        rows = [*_evaluation(trainer), *_training(trainer, scalars), *_logs(folder), *_checkpoint(trainer)]
+        if folder and _curves(scalars):
+            picture = Path(folder) / "learning_curve.png"
             draw_learning_curve(scalars, picture)
             rows.append(("learning curve", str(picture)))
-        self._print(trainer, rows)
+        self._print(rows)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print what `freshper validate` found."""
-        self._print(trainer, [*_evaluation(trainer), *_places(trainer)[:1]])
+        self._print_evaluation(trainer)
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print what `freshper test` found."""
-        self._print(trainer, [*_evaluation(trainer), *_places(trainer)[:1]])
+        self._print_evaluation(trainer)
 
-    def _print(self, trainer: Trainer, rows: list[tuple[str, str]]) -> None:
-        if not self.enabled or not trainer.is_global_zero or not rows:
-            return
-        width = max(len(name) for name, _ in rows)
+    def _print_evaluation(self, trainer: Trainer) -> None:
+        folder = trainer.log_dir  # a collective
+        if self.enabled and trainer.is_global_zero:
+            self._print([*_evaluation(trainer), *_logs(folder)])
+
+    def _print(self, rows: list[tuple[str, str]]) -> None:
+        width = max((len(name) for name, _ in rows), default=0)
         print("\n" + "\n".join(f"{name:<{width}}  {value}" for name, value in rows), flush=True)
 
 
@@ -100,11 +106,14 @@ def _training(trainer: Trainer, scalars: dict[str, list[tuple[int, float]]]) -> 
     return rows
 
 
-def _places(trainer: Trainer) -> list[tuple[str, str]]:
-    rows = [("logs", f"tensorboard --logdir {trainer.log_dir}")] if trainer.log_dir else []
+def _logs(folder: str | None) -> list[tuple[str, str]]:
+    return [("logs", f"tensorboard --logdir {folder}")] if folder else []
+
+
+def _checkpoint(trainer: Trainer) -> list[tuple[str, str]]:
     checkpoint = trainer.checkpoint_callback
     path = Path(checkpoint.dirpath or ".") / LAST if isinstance(checkpoint, ModelCheckpoint) else None
-    return [*rows, ("checkpoint", str(path))] if path is not None and path.exists() else rows
+    return [("checkpoint", str(path))] if path is not None and path.exists() else []
 
 
 def read_scalars(log_dir: str | Path) -> dict[str, list[tuple[int, float]]]:
