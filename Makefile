@@ -71,6 +71,8 @@ lint: $(VENV)/.dev  ## Style and types.
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
+# Tests start processes of their own, and OpenMP's threads wait busily: one each is faster, and what was measured.
+test: export OMP_NUM_THREADS = 1
 test: $(VENV)/.vllm $(VENV)/.dev lint  ## Everything that CI runs.
 	$(VENV)/bin/pytest -m "not slow" --cov=freshper_lightning --cov=datamodules --cov-report=term
 
