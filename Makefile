@@ -71,7 +71,7 @@ lint: $(VENV)/.dev  ## Style and types.
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-# Tests start processes of their own, and OpenMP's threads wait busily: one each is faster, and what was measured.
+# Tests start processes of their own, and threads of OpenMP that wait busily would contend.
 test: export OMP_NUM_THREADS = 1
 test: $(VENV)/.vllm $(VENV)/.dev lint  ## Everything that CI runs.
 	$(VENV)/bin/pytest -m "not slow" --cov=freshper_lightning --cov=datamodules --cov-report=term
