@@ -194,23 +194,19 @@ class PolicyModule(LightningModule):
         return float(broken) == 0
 
     def on_train_start(self) -> None:
-        """Apply what the configuration says of the optimizer where a checkpoint says otherwise.
+        """Apply what the configuration says of the optimizer where the checkpoint that is resumed says otherwise.
 
-        Raises:
-            ConfigurationError: A schedule is under way, whose learning rate the checkpoint alone knows.
+        Under a schedule the checkpoint's settings stay: the schedule alone knows what they should be by now.
         """
+        if self.trainer.ckpt_path is None or self._make_scheduler is not None:
+            return
         for optimizer in self.trainer.optimizers:
             for group in optimizer.param_groups:
                 for key, configured in optimizer.defaults.items():
-                    restored = group.get("initial_lr", group[key]) if key == "lr" else group[key]
+                    restored = group[key]
                     same = list(restored) == list(configured) if key == "betas" else restored == configured
                     if same or isinstance(restored, Tensor):
                         continue
-                    if self._make_scheduler is not None:
-                        raise ConfigurationError(
-                            f"model.optimizer {key}={configured}, but the checkpoint's is {restored}; with a scheduler"
-                            " a run resumes with the settings that it was started with"
-                        )
                     logger.warning("model.optimizer: %s=%s instead of the checkpoint's %s", key, configured, restored)
                     group[key] = configured
 
