@@ -61,7 +61,7 @@ HINTS = (
 
 
 class FreshperCLI(LightningCLI):
-    """Every part of a run is one group of keys: model, data, rollout, freshness, evaluation, checkpoint, report, trainer."""
+    """Every part of a run is one group of keys: model, data, rollout, freshness, evaluation, report and so on."""
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:

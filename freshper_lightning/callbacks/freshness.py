@@ -24,6 +24,11 @@ from freshper_lightning.rollout.seeds import stable_hash
 from freshper_lightning.trajectory import ClockReading, Trajectory
 
 
+def _require(key: str, value: object, holds: bool, allowed: str) -> None:
+    if not holds:
+        raise ConfigurationError(f"freshness.{key}={value} must be {allowed}")
+
+
 @dataclass(frozen=True)
 class ProbeConfig:
     """Trajectories that are held out of training, and how often the policy is asked about them.
@@ -281,8 +286,3 @@ def _gathered(trainer: Trainer, ratios: LogRatios, most: int) -> LogRatios:
     padded[trainer.global_rank, : len(ratios)] = torch.from_numpy(ratios.rows)
     rows = summing(trainer)(padded).reshape(-1, 5).numpy()
     return LogRatios(rows[rows[:, 1] > 0])
-
-
-def _require(key: str, value: object, holds: bool, allowed: str) -> None:
-    if not holds:
-        raise ConfigurationError(f"freshness.{key}={value} must be {allowed}")

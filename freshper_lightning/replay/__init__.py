@@ -52,6 +52,7 @@ __all__ = [
     "HeldOut",
     "InverseDecay",
     "Learnability",
+    "LogRatios",
     "Lowest",
     "Newest",
     "NoDecay",

@@ -118,7 +118,7 @@ class DriftFit:
     """Of the variances of the buckets, up to what does not depend on the fit."""
 
     def tau_hat(self) -> float:
-        """The age at which drift has brought s2 to 1, and ESS/n to 1/e: ``rate**(-1/power)``; infinite without drift."""
+        """Age at which drift has brought s2 to 1 and ESS/n to 1/e: ``rate**(-1/power)``; infinite without drift."""
         return math.inf if self.rate == 0 else self.rate ** (-1 / self.power)
 
 
@@ -218,8 +218,8 @@ class AdaptiveTau:
 
     For Gaussian log-ratios of variance s2 that average to a density ratio, ``log(ESS/n) = -s2`` exactly. The variance
     is used rather than the plug-in ESS, which cannot fall below 1/n and so calls drift slow where it is fast. Draws
-    fall with age as ``exp(-alpha age / tau)``, and ESS/n falls as ``exp(-age / tau_hat)``: ``tau = alpha tau_hat`` makes
-    them fall alike. Estimates use the last ``window`` observations of each origin.
+    fall with age as ``exp(-alpha age / tau)``, and ESS/n falls as ``exp(-age / tau_hat)``: ``tau = alpha tau_hat``
+    makes them fall alike. Estimates use the last ``window`` observations of each origin.
 
     Args:
         level: The level that the loss takes ratios at.
