@@ -79,13 +79,8 @@ class LogRatios:
         age, weight, _, total, _ = self.rows.T
         return LogRatios(np.stack([age, weight, np.ones(len(self)), total, total**2], axis=1))
 
-    def size(self) -> float:
-        """Effective number of trajectories, ``(sum w)**2 / sum w**2``; 0 where there is none."""
-        weight = self.rows[:, 1]
-        return float(weight.sum() ** 2 / np.square(weight).sum()) if len(weight) else 0.0
-
     def normalized(self) -> "LogRatios":
-        """With weights that sum to :meth:`size`, so that rows of different origin can be counted together."""
+        """With weights that sum to the effective number, ``(sum w)**2 / sum w**2``, so that origins can be joined."""
         rows = self.rows.copy()
         if len(rows):
             rows[:, 1] /= rows[:, 1].max()  # squares of the weights must not overflow
@@ -182,10 +177,10 @@ def _variance(ratios: LogRatios) -> float:
     mean_age, mean = (mass @ age) / mass.sum(), (weight @ total) / mass.sum()
     spread = float(weight @ (square - 2 * mean * total + count * mean**2))
     of_ages, slope = float(mass @ (age - mean_age) ** 2), float(weight @ ((age - mean_age) * (total - count * mean)))
-    trend = of_ages > 1e-12 * mass.sum() * mean_age**2
+    trend = bool(of_ages > 1e-12 * mass.sum() * mean_age**2)
     units = float(mass.sum() ** 2 / (weight**2 @ count))
     left = spread - (slope**2 / of_ages if trend else 0.0)
-    return max(left, 0.0) / mass.sum() * units / max(units - 1 - trend, 1.0)
+    return max(left, 0.0) / float(mass.sum()) * units / max(units - 1 - trend, 1.0)
 
 
 def _mean_powers(ratios: LogRatios) -> tuple[float, float]:

@@ -35,11 +35,6 @@ class HeldOut:
     def __len__(self) -> int:
         return len(self._store)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of what is held out."""
-        return self._store.nbytes
-
     def take(self, trajectories: Sequence[Trajectory], count: int, now: ClockReading) -> list[Trajectory]:
         """Holds out ``count`` of the trajectories, or all where there are fewer, and returns the others in order.
 

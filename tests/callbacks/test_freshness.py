@@ -84,13 +84,13 @@ def test_tau_follows_alpha_times_tau_hat_within_step_and_bounds(adapted):
     taus = [value for _, value in logged["replay/tau"]]
     estimates = dict(logged["replay/tau_hat_linear_token"])
     assert [step for step, _ in logged["replay/tau"]] == [0, 6, 12, 18]
-    assert list(estimates) == [12, 18] or list(estimates) == [6, 12, 18]
+    assert list(estimates) == [12, 18], "in the first two iterations there is too little to fit"
     for (step, tau), before in zip(logged["replay/tau"], [TAU, *taus], strict=False):
         target = ALPHA * estimates[step] if step in estimates else before
         bounded = min(max(target, before / 2, 2.0), before * 2, 12.0)
         assert tau == pytest.approx(bounded, rel=1e-6)
-    assert taus[1] < taus[2] < taus[3] == 12.0, "a step, and a bound"
-    assert data.buffer.decay == ExponentialDecay(taus[-1])
+    assert taus[-1] not in (TAU, 2.0, 12.0), "the test is of no use if only bounds are seen"
+    assert data.buffer.decay.tau == pytest.approx(taus[-1], rel=1e-6)
 
 
 def test_both_levels_and_both_fits_are_logged(adapted):
@@ -218,8 +218,8 @@ def test_pure_replay_adds_what_its_draws_see_for_the_first_time(tmp_path, model_
 
 
 RESUMED = (
-    "--freshness.probe.held_out=2",
-    "--freshness.probe.batch_size=6",
+    "--freshness.probe.held_out=4",
+    "--freshness.probe.batch_size=8",
     "--freshness.adapt=true",
     "--freshness.bounds=[0.5,300]",
     "--freshness.measured=true",
