@@ -60,7 +60,8 @@ class _Part:
     def drawn(draw: Draw | None, requested: int) -> "_Part":
         """Of ``requested`` trajectories; without a draw the update is skipped."""
         if draw is None:
-            return _Part("replay", np.empty(0, np.int64), (), *(np.empty(0) for _ in range(3)), 0.0)
+            none = np.empty(0)
+            return _Part("replay", none.astype(np.int64), (), none, none, none, 0.0)
         items, weights = draw.trajectories, draw.weights
         return _Part("replay", draw.ids, items, weights, draw.ages, draw.multiplicities, float(requested))
 

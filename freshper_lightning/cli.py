@@ -120,7 +120,8 @@ def seed_of_data(seed_everything: int, data: Namespace) -> int:
         ValueError: The configuration has another one, which would have no effect.
     """
     seed = int(seed_everything)
-    given = data.get("init_args", Namespace()).get("seed")
+    settings = data.get("init_args")
+    given = None if settings is None else settings.get("seed")
     if given not in (None, 0, seed):  # 0 is also what stands there where nothing is said
         raise ValueError(f"data.seed={given} must be left out, or equal to seed_everything={seed}, which sets it")
     return seed

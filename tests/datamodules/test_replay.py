@@ -310,12 +310,13 @@ def test_a_loss_divides_by_what_a_draw_from_one_buffer_would_have():
 def test_fresh_trajectories_are_pinned_while_they_are_trained_on():
     data = bound(capacity=6, eviction="lowest", priority=AbsoluteAdvantage(eps=0.0), epochs=2)
     data.add_fresh(of_advantages(0, 0, 0, 0))
-    data.buffer.add(of_advantages(5, 6, 7, 8)[:3], ClockReading())  # from elsewhere, and worth more
+    for more in ((5, 6), (7, 8)):  # from elsewhere, and worth more
+        data.buffer.add(of_advantages(*more), ClockReading())
     assert data.buffer.pinned().tolist() == [0, 1, 2, 3]
     assert [sorted(data.optimizer_batch(update)[0].ids.tolist()) for update in (0, 1)] == [[0, 1, 2, 3]] * 2
     data.add_fresh(of_advantages(1, 1, 1, 1))
-    assert data.buffer.pinned().tolist() == [7, 8, 9, 10]
-    assert data.buffer.ids().tolist() == [5, 6, 7, 8, 9, 10]
+    assert data.buffer.pinned().tolist() == [8, 9, 10, 11]
+    assert data.buffer.ids().tolist() == [6, 7, 8, 9, 10, 11]
 
 
 def test_a_byte_budget_does_not_cost_what_is_still_to_be_trained_on():

@@ -187,7 +187,7 @@ class BufferAgainstModel(RuleBasedStateMachine):
         assert self.buffer.probabilities(self.reading).tobytes() == before
 
     @precondition(lambda self: self.buffer.has_mass(self.reading))
-    @rule(n=st.integers(1, 9), beta=st.floats(0, 1))
+    @rule(n=st.integers(1, 9) | st.integers(10, 100), beta=st.floats(0, 1))
     def sample(self, n, beta):
         model = dict(zip(self.entries, self.model_probabilities(), strict=True))
         draws = self.in_threads(lambda: self.buffer.sample(n, self.reading, beta))

@@ -159,7 +159,7 @@ DAMAGES = {
     **{f"short {name}": changed("trajectories", name, lambda tensor: tensor[:-8]) for name in PACKED},
     **{f"empty {name}": changed("trajectories", name, lambda tensor: tensor[:0]) for name in PACKED},
     **{f"half of {name}": changed("columns", name, lambda tensor: tensor.to(torch.uint8)) for name in COLUMNS},
-    "an id twice": changed("columns", "ids", at(3, 13)),
+    "an id twice": changed("columns", "ids", at(3, 12)),
     "an id never given": changed(None, "next_id", lambda number: number - 1),
     "draws that are no number": changed(None, "draws", lambda number: None),
     "a row behind the end": changed(None, "end", lambda number: number - 1),
