@@ -113,14 +113,14 @@ class FreshperCLI(LightningCLI):
         return super()._instantiate_trainer(config, [c for c in callbacks if not isinstance(c, tuple(unwanted))])
 
 
-def seed_of_data(seed_everything: int, data: Namespace) -> int:
+def seed_of_data(seed_everything: int, data: Namespace | None) -> int:
     """The data module's seed, which is that of the run.
 
     Raises:
         ValueError: The configuration has another one, which would have no effect.
     """
     seed = int(seed_everything)
-    settings = data.get("init_args")
+    settings = None if data is None else data.get("init_args")
     given = None if settings is None else settings.get("seed")
     if given not in (None, 0, seed):  # 0 is also what stands there where nothing is said
         raise ValueError(f"data.seed={given} must be left out, or equal to seed_everything={seed}, which sets it")

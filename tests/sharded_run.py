@@ -73,7 +73,8 @@ class Diary(Callback):
 def run(model, folder, ranks, draw="stratified", lost=None):
     diary, module = Diary(), policy(model, lr=0.1, optimizer=torch.optim.SGD)
     options = {"strategy": FSDP2Strategy(), "devices": ranks} if ranks > 1 else {}
-    data = LosingData(lost, batch_size=8, replay_updates=2, beta_updates=20, seed=3, draw=draw)
+    settings = {"batch_size": 8, "minimum_size": 4, "replay_updates": 2, "beta_updates": 20, "seed": 3}
+    data = LosingData(lost, draw=draw, **settings)
     trainer = fit(
         folder, module, data, extra=(diary,), accumulate_grad_batches=2, enable_checkpointing=False, **options
     )

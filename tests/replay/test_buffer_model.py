@@ -65,7 +65,7 @@ class BufferAgainstModel(RuleBasedStateMachine):
     """
 
     @initialize(
-        alpha=st.sampled_from([0.3, 0.6, 1.0]),
+        alpha=st.sampled_from([0.0, 0.3, 0.6, 1.0]),
         decay=decays,
         eviction=evictions,
         threaded=st.booleans(),
@@ -197,6 +197,7 @@ class BufferAgainstModel(RuleBasedStateMachine):
 
     def check_draw(self, draw, n, beta, model):
         expected = [model[key] for key in draw.ids.tolist()]
+        assert all(share > 0 for share in expected)
         assert_exact(draw.probabilities, expected)
         assert_exact(draw.weights, exact_weights(expected, beta))
         assert draw.ages.tolist() == [float(self.now - self.entries[key].since) for key in draw.ids.tolist()]
