@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -14,20 +15,70 @@ from torch import Tensor
 from datamodules.loader import LoopDataModule
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.packing import Phase, TrajectoryBatch, collate
-from freshper_lightning.replay import AbsoluteAdvantage, Decay, Draw, ExponentialDecay, NoDecay, Priority, ReplayBuffer
+from freshper_lightning.replay import (
+    AbsoluteAdvantage,
+    Decay,
+    Draw,
+    DrawScheme,
+    Eviction,
+    ExponentialDecay,
+    NoDecay,
+    NothingToDraw,
+    Priority,
+    ReplayBuffer,
+    WholeGroups,
+)
 from freshper_lightning.replay.clock import ClockName
+from freshper_lightning.replay.codec import LogProbDtype
+from freshper_lightning.replay.eviction import EvictionName
+from freshper_lightning.replay.schemes import DrawName
+from freshper_lightning.replay.weights import WeightsOver
 from freshper_lightning.rollout.seeds import stable_hash
 from freshper_lightning.trajectory import ClockReading, Trajectory
 
 Ids = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """This rank's part of an optimizer batch: ``n`` trajectories, and how many it counts for."""
+
+    phase: Phase
+    ids: Ids
+    items: Sequence[Trajectory]
+    weights: Floats
+    ages: Floats
+    multiplicities: Floats
+    sequences: float
+
+    @staticmethod
+    def fresh(ids: Ids, items: Sequence[Trajectory], ages: Floats) -> "_Part":
+        return _Part("fresh", ids, items, np.ones(len(ids)), ages, np.ones(len(ids)), float(len(ids)))
+
+    @staticmethod
+    def drawn(draw: Draw | None, requested: int) -> "_Part":
+        """Of ``requested`` trajectories; without a draw the update is skipped."""
+        if draw is None:
+            none = np.empty(0)
+            return _Part("replay", none.astype(np.int64), (), none, none, none, 0.0)
+        items, weights = draw.trajectories, draw.weights
+        return _Part("replay", draw.ids, items, weights, draw.ages, draw.multiplicities, float(requested))
+
+    def tokens(self) -> float:
+        """Sampled tokens, in expectation those of ``sequences`` draws from one buffer."""
+        lengths = np.array([item.num_sampled for item in self.items], np.float64)
+        return float(lengths @ self.multiplicities)
 
 
 class ReplayDataModule(LoopDataModule):
     """One iteration is ``epochs`` passes over the fresh trajectories, then ``replay_updates`` x as many replay batches.
 
     Every optimizer batch holds ``batch_size`` trajectories over all ranks and micro-batches. A replay batch is one
-    draw, taken when the batch is asked for, with the clock of that moment. Where nothing can be drawn the batch is
-    empty and the update is skipped, so that the number of batches never changes.
+    draw, taken when the batch is asked for, with the clock of that moment. Of several ranks each draws its share from
+    its own buffer, and the weighted parts together have the expectation of a draw from one buffer. Where nothing, or
+    too little for the kind of draw, can be drawn, the batch is empty and the update is skipped, so that the number of
+    batches never changes. Fresh trajectories are pinned until those of the next iteration come in.
     """
 
     def __init__(
@@ -46,6 +97,11 @@ class ReplayDataModule(LoopDataModule):
         beta_end: float = 1.0,
         beta_updates: int = 1000,
         asynchronous: bool = True,
+        draw: DrawName | DrawScheme = "stratified",
+        eviction: EvictionName | Eviction = "fifo",
+        weights: WeightsOver = "max",
+        log_prob_dtype: LogProbDtype = "float32",
+        memory_map: str | None = None,
         seed: int = 0,
     ) -> None:
         """Check the settings and make the buffer.
@@ -56,8 +112,9 @@ class ReplayDataModule(LoopDataModule):
             replay_updates: Replay batches per fresh batch of one pass (K of the paper); 0 is on-policy training.
             capacity: Trajectories that the buffer holds (per rank).
             max_bytes: Bytes that the buffer holds (per rank); no bound by default.
-            minimum_size: Trajectories that the buffer must hold before it is drawn from; ``batch_size`` by default.
-            priority: Base priority.
+            minimum_size: Trajectories that the buffers of all ranks must hold before they are drawn from;
+                ``batch_size`` by default.
+            priority: Base priority; CustomPriority names a function by its import path.
             decay: Decay of a priority with age; ``none`` (or null) is standard prioritized replay.
             clock: What age is counted in.
             alpha: Exponent of the priority.
@@ -65,7 +122,18 @@ class ReplayDataModule(LoopDataModule):
             beta_end: Exponent of the importance weights from ``beta_updates`` on.
             beta_updates: Applied updates over which beta goes linearly from ``beta`` to ``beta_end``.
             asynchronous: Whether a thread prepares the next draw; changes speed and nothing else.
-            seed: Seed of the draws and of the order of fresh trajectories.
+            draw: How a batch is drawn: ``stratified`` (with replacement), ``gumbel`` (without), ``groups`` (whole, by
+                the mean of their members; WholeGroups has the maximum), ``newest`` or ``oldest``.
+            eviction: What goes when the buffer is full: the oldest (``fifo``), the ``lowest`` priority of the moment,
+                or, with HardAge, whatever is too old.
+            weights: What importance weights are divided by: their maximum in the batch, or their sum (mean weight 1).
+            log_prob_dtype: How log-probabilities are stored; ``float16`` takes half the room.
+            memory_map: Folder, on a large disk, for files that hold the trajectories instead of memory.
+            seed: Seed of the draws and of the order of fresh trajectories. On the command line ``seed_everything``
+                sets it, and another value is refused.
+
+        Raises:
+            ConfigurationError: A setting is out of range.
         """
         super().__init__()
         self.batch_size = batch_size
@@ -75,18 +143,28 @@ class ReplayDataModule(LoopDataModule):
         self.beta, self.beta_end, self.beta_updates = beta, beta_end, beta_updates
         self.seed = seed
         self._check(capacity)
-        self.buffer = ReplayBuffer(
-            capacity=capacity,
-            priority=priority,
-            decay=NoDecay() if decay is None or isinstance(decay, str) else decay,
-            clock=clock,
-            alpha=alpha,
-            seed=seed,
-            max_bytes=max_bytes,
-            asynchronous=asynchronous,
-        )
+        try:
+            self.buffer = ReplayBuffer(
+                capacity=capacity,
+                priority=priority,
+                decay=NoDecay() if decay is None or isinstance(decay, str) else decay,
+                clock=clock,
+                alpha=alpha,
+                seed=seed,
+                max_bytes=max_bytes,
+                draw=draw,
+                eviction=eviction,
+                asynchronous=asynchronous,
+                weights=weights,
+                log_prob_dtype=log_prob_dtype,
+                memory_map=memory_map,
+            )
+        except ValueError as error:
+            raise ConfigurationError(f"data.{error}") from error
         self.last_draw: Draw | None = None
         """The draw of the replay batch now being trained on (this rank's part); None in a skipped update."""
+        self.effective_draw = 0.0
+        """Effective number of distinct trajectories in that draw, over all ranks."""
         self.seconds_sampling = 0.0
         """Time spent on drawing and collating since it was last reset."""
         self.withhold: Callable[[list[Trajectory]], list[Trajectory]] | None = None
@@ -108,8 +186,8 @@ class ReplayDataModule(LoopDataModule):
         _require("capacity", capacity, capacity >= self.batch_size, f"at least batch_size={self.batch_size}")
         _require("minimum_size", self.minimum_size, 1 <= self.minimum_size <= capacity, f"in [1, capacity={capacity}]")
 
-    def bind(self, trajectories_per_iteration: int, now: Callable[[], ClockReading]) -> None:
-        """Tell the size of an iteration (over all ranks) and where to read the clock.
+    def bind(self, trajectories_per_iteration: int, now: Callable[[], ClockReading], group_size: int = 1) -> None:
+        """Tell the size of an iteration (over all ranks), where to read the clock, and the size of a group.
 
         Raises:
             ConfigurationError: The sizes do not divide.
@@ -120,7 +198,26 @@ class ReplayDataModule(LoopDataModule):
                 f"data.batch_size={self.batch_size} must divide rollout.groups x rollout.group_size = {size}"
             )
         _require("capacity", self.buffer.capacity, self.buffer.capacity >= size, f"at least one iteration ({size})")
+        self._bind_groups(group_size)
+        if self._world_size > 1:
+            assert self.trainer is not None
+            self.buffer.seed = stable_hash("replay draws", self.seed, self.trainer.global_rank)
         self._batches_per_epoch, self._now = size // self.batch_size, now
+
+    def _bind_groups(self, group_size: int) -> None:
+        scheme = self.buffer.scheme
+        if not isinstance(scheme, WholeGroups):
+            return
+        if scheme.size not in (None, group_size):
+            raise ConfigurationError(
+                f"data.draw.size={scheme.size} must be rollout.group_size={group_size}, or left out, which means that"
+            )
+        if self._share % group_size:
+            raise ConfigurationError(
+                f"data.batch_size={self.batch_size} on {self._world_size} rank(s) must be a multiple of"
+                f" rollout.group_size={group_size} on each, since data.draw={scheme} draws whole groups"
+            )
+        self.buffer.scheme = replace(scheme, size=group_size)
 
     @property
     def batches_per_epoch(self) -> int:
@@ -142,53 +239,54 @@ class ReplayDataModule(LoopDataModule):
     def add_fresh(self, trajectories: list[Trajectory]) -> None:
         """Put this rank's trajectories of a new iteration into the buffer and make them the fresh ones."""
         kept = trajectories if self.withhold is None else self.withhold(trajectories)
-        self._fresh = self.buffer.add(kept, self._now())
+        self.buffer.unpin(self._fresh)
+        self._fresh = self.buffer.add(kept, self._now(), pin=True)
 
     def optimizer_batch(self, update: int) -> list[TrajectoryBatch]:
         """The micro-batches of the iteration's ``update``-th optimizer batch, on this rank."""
         start = time.perf_counter()
         fresh = update < self.epochs * self.batches_per_epoch
-        micro_batches = self._fresh_batch(update) if fresh else self._replay_batch()
+        part = self._fresh_part(update) if fresh else self._replay_part()
+        micro_batches = self._split(part)
         self.seconds_sampling += time.perf_counter() - start
         return micro_batches
 
-    def _fresh_batch(self, update: int) -> list[TrajectoryBatch]:
+    def _fresh_part(self, update: int) -> _Part:
         epoch, index = divmod(update, self.batches_per_epoch)
         key = stable_hash("fresh order", self.seed, self._now().iteration, epoch)
         order = np.random.default_rng(key).permutation(self._fresh)
         ids = np.array_split(order, self.batches_per_epoch)[index]
         ages = self.buffer.ages(self._now())[np.searchsorted(self.buffer.ids(), ids)]
-        return self._split("fresh", ids, list(self.buffer.get(ids)), np.ones(len(ids)), ages)
+        return _Part.fresh(ids, self.buffer.get(ids), ages)
 
-    def _replay_batch(self) -> list[TrajectoryBatch]:
-        now = self._now()
-        self.last_draw = None
-        ready = len(self.buffer) >= self.minimum_size // self._world_size and self.buffer.has_mass(now)
-        if self._reduce(torch.tensor(0.0 if ready else 1.0)).item() > 0:
-            return self._split("replay", np.empty(0, dtype=np.int64), [], np.empty(0), np.empty(0))
-        draw = self.buffer.sample(self.batch_size // self._world_size, now, self.current_beta())
-        self.last_draw = draw
-        return self._split("replay", draw.ids, list(draw.trajectories), self._over_all_ranks(draw), draw.ages)
+    def _replay_part(self) -> _Part:
+        self.last_draw = draw = self._draw()
+        total, squares = (0.0, 0.0) if draw is None else draw.weight_sums()
+        sums = self._reduce(torch.tensor([total, squares], dtype=torch.float64))
+        self.effective_draw = float(sums[0] ** 2 / sums[1]) if draw is not None else 0.0
+        return _Part.drawn(draw, self._share)
 
-    def _over_all_ranks(self, draw: Draw) -> NDArray[np.float64]:
-        """Weights of this rank's draw over the maximum of all ranks' draws."""
-        own = -self.current_beta() * float(np.log(draw.probabilities.min()))
-        largest = float(self._reduce(torch.tensor(own, dtype=torch.float64), "max"))
-        return draw.weights * math.exp(own - largest)
+    def _draw(self) -> Draw | None:
+        """This rank's part of one draw; None on every rank where there is nothing, or too little, to draw from."""
+        held = self._reduce(torch.tensor(float(len(self.buffer)), dtype=torch.float64))
+        if float(held) < self.minimum_size:
+            return None
+        gather = self._gather if self._world_size > 1 else None
+        try:
+            return self.buffer.sample(self._share, self._now(), self.current_beta(), gather)
+        except NothingToDraw:
+            return None
 
-    def _split(
-        self, phase: Phase, ids: Ids, items: list[Trajectory], weights: NDArray[np.float64], ages: NDArray[np.float64]
-    ) -> list[TrajectoryBatch]:
-        tokens = float(sum(item.num_sampled for item in items))
-        totals = self._reduce(torch.tensor([tokens, float(len(items))], dtype=torch.float64))
+    def _split(self, part: _Part) -> list[TrajectoryBatch]:
+        totals = self._reduce(torch.tensor([part.tokens(), part.sequences], dtype=torch.float64))
         micro_batches = []
-        for part in np.array_split(np.arange(len(items)), self.micro_batches):
+        for members in np.array_split(np.arange(len(part.items)), self.micro_batches):
             batch = collate(
-                [items[i] for i in part],
-                phase=phase,
-                importance_weights=torch.from_numpy(weights[part]),
-                ids=torch.from_numpy(ids[part]),
-                ages=torch.from_numpy(ages[part].astype(np.float64)),
+                [part.items[i] for i in members],
+                phase=part.phase,
+                importance_weights=torch.from_numpy(part.weights[members]),
+                ids=torch.from_numpy(part.ids[members]),
+                ages=torch.from_numpy(part.ages[members].astype(np.float64)),
             )
             batch.total_tokens, batch.total_sequences = float(totals[0]), float(totals[1])
             micro_batches.append(batch)
@@ -198,13 +296,26 @@ class ReplayDataModule(LoopDataModule):
     def _world_size(self) -> int:
         return self.trainer.world_size if self.trainer is not None else 1
 
-    def _reduce(self, tensor: Tensor, operation: str = "sum") -> Tensor:
+    @property
+    def _share(self) -> int:
+        """Trajectories of an optimizer batch on each rank."""
+        return self.batch_size // self._world_size
+
+    def _reduce(self, tensor: Tensor) -> Tensor:
+        """Sum over ranks."""
         if self._world_size == 1:
             return tensor
         assert self.trainer is not None
         strategy = self.trainer.strategy
-        reduced: Tensor = strategy.reduce(tensor.to(strategy.root_device), reduce_op=operation)
+        reduced: Tensor = strategy.reduce(tensor.to(strategy.root_device), reduce_op="sum")
         return reduced.cpu()
+
+    def _gather(self, row: Floats) -> Floats:
+        """Rows of all ranks, one below the other."""
+        assert self.trainer is not None
+        strategy = self.trainer.strategy
+        rows: Floats = strategy.all_gather(torch.from_numpy(row).to(strategy.root_device)).cpu().numpy()
+        return rows
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and primitives: the buffer (under ``buffer``), which of its entries are fresh, and tau."""
@@ -219,7 +330,7 @@ class ReplayDataModule(LoopDataModule):
         """Restore what :meth:`state_dict` returned, bit by bit; an evaluation needs none of it and restores nothing.
 
         Raises:
-            ConfigurationError: The buffer was saved under settings that do not fit the present ones.
+            ConfigurationError: The buffer was saved under settings that do not fit the present ones, or is damaged.
         """
         if self.trainer is not None and self.trainer.state.fn != TrainerFn.FITTING:
             return
@@ -230,7 +341,10 @@ class ReplayDataModule(LoopDataModule):
             self.buffer.load_state_dict(state_dict["buffer"])
         except ValueError as error:
             raise ConfigurationError(f"the checkpoint does not fit data: {error}") from error
-        self._fresh = state_dict["fresh"].numpy().copy()
+        fresh = state_dict["fresh"].numpy().copy()
+        if not np.isin(fresh, self.buffer.ids()).all():
+            raise ConfigurationError("the checkpoint is damaged: trajectories of its iteration are not in its buffer")
+        self._fresh = fresh
 
     def teardown(self, stage: str) -> None:
         """Stop the buffer's thread."""

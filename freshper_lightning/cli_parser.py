@@ -23,6 +23,8 @@ _UNKNOWN_CLASS = re.compile(r"Expected a dot import path string: (\S+)")
 _EXPECTED = re.compile(r"Expected a (typing\.Literal\[.*?\]|<class '[\w.]+'>|[\w.]+\[.*?\])(?:\. Got value: (.*))?")
 _GIVEN = re.compile(r"Given value: (?:NestedArg\(key='[\w.]+', val=)?(.*?)\)?$", re.MULTILINE)
 _REFUSED = re.compile(r"^ *- (?!Expected a )(.*)$", re.MULTILINE)
+_LINK = re.compile(r"Call to compute_fn of link .* failed: (.*)", re.DOTALL)
+_WORD = re.compile(r"'(\w+)'(?=[,\]])")
 _TYPE = re.compile(r"(?!collections\.|typing\.)\b[a-z_]\w*(?:\.\w+)+")
 
 
@@ -54,6 +56,8 @@ def _types(parser: ArgumentParser) -> dict[str, str]:
 
 def explain(message: str, types: dict[str, str]) -> str:
     """The parser's message in the words of a user of the keys in ``types``, which gives the type of each as text."""
+    if computed := _LINK.search(message):
+        return computed.group(1)
     key = ".".join(_KEY.findall(message))
     value = next(iter(_GIVEN.findall(message)), "")
     if message.startswith("unrecognized arguments: "):
@@ -62,7 +66,8 @@ def explain(message: str, types: dict[str, str]) -> str:
         return _unknown_option(key, unknown, _CLASS_PATH.findall(message), types)
     if named := _UNKNOWN_CLASS.search(message):
         hint = _hint(key, _CLASS_PATH.findall(message)) or f"{message}\n{types.get(key, '')}"
-        return _unknown_class(key, named.group(1), hint)
+        words = [word for kind, _ in _EXPECTED.findall(message) for word in _WORD.findall(kind)]
+        return _unknown_class(key, named.group(1), hint, words)
     if expected := _EXPECTED.findall(message):
         allowed = [_plain(kind) for kind, _ in expected if kind != "<class 'NoneType'>"]
         value = next((got for _, got in expected if got), value)
@@ -105,10 +110,11 @@ def _hint(key: str, class_paths: list[str]) -> str:
     return str(parameters[name].annotation) if name in parameters else ""
 
 
-def _unknown_class(key: str, value: str, text: str) -> str:
+def _unknown_class(key: str, value: str, text: str, words: list[str]) -> str:
     bases = [cls for cls in map(_imported, _TYPE.findall(text.rpartition("Subtypes: ")[2])) if cls is not None]
     names = sorted({sub.__name__ for base in bases for sub in _concrete_subclasses(base)})
-    return f"{key}={value} is not a class that is known; {_alternatives(value, names)}, or the import path of another"
+    allowed = _alternatives(value, [*dict.fromkeys(words), *names])
+    return f"{key}={value} is not a class that is known; {allowed}, or the import path of another"
 
 
 def _alternatives(given: str, allowed: list[str]) -> str:

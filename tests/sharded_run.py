@@ -1,6 +1,6 @@
 """Two iterations on the number of ranks that is asked for; each rank leaves a file of what it saw.
 
-Usage: python -m tests.sharded_run MODEL FOLDER RANKS
+Usage: python -m tests.sharded_run MODEL FOLDER RANKS DRAW LOST, where rank LOST, if there is one, gets no trajectories.
 """
 
 import sys
@@ -10,13 +10,33 @@ import torch
 from lightning import Callback
 from torch.distributed.tensor import DTensor
 
+from datamodules.replay import ReplayDataModule
+from freshper_lightning.replay import AbsoluteAdvantage
 from freshper_lightning.strategies import FSDP2Strategy
-from tests.loop import fit, policy, replay_data
+from tests.loop import fit, policy
 
 
 def full(tensor):
     tensor = tensor.detach()
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()
+
+
+class LosingData(ReplayDataModule):
+    """One of the ranks loses everything that it has collected."""
+
+    def __init__(self, lost, **fields):
+        super().__init__(**fields)
+        self.lost = lost
+
+    def add_fresh(self, trajectories):
+        super().add_fresh([] if self.trainer.global_rank == self.lost else trajectories)
+
+
+def masses(buffer, clock):
+    """``p ** alpha`` of every entry by the formula, by id; moved on by one update, as all entries are."""
+    ids, ages = buffer.ids(), torch.from_numpy(buffer.ages(clock))
+    bases = torch.tensor([AbsoluteAdvantage().base(item) for item in buffer.get(ids)], dtype=torch.float64)
+    return dict(zip(ids.tolist(), ((bases * torch.exp(-ages / 50)) ** 0.6).tolist(), strict=True))
 
 
 class Diary(Callback):
@@ -36,8 +56,11 @@ class Diary(Callback):
             {
                 "phase": batch.phase,
                 "ids": torch.cat([b.ids for b in batches]),
-                "weights": torch.cat([b.importance_weights for b in batches]),
+                "weights": torch.cat([b.importance_weights for b in batches if not b.is_filler] or [torch.empty(0)]),
                 "probabilities": None if draw is None else torch.from_numpy(draw.probabilities),
+                "masses": masses(trainer.datamodule.buffer, trainer.callbacks[0].clock),
+                "tokens": float(sum(b.lengths.sum() for b in batches if not b.is_filler)),
+                "effective": trainer.datamodule.effective_draw,
                 "beta": trainer.datamodule.current_beta(),
                 "totals": (batch.total_tokens, batch.total_sequences),
                 "loss": outputs["observation"].loss,
@@ -47,10 +70,11 @@ class Diary(Callback):
         )
 
 
-def run(model, folder, ranks):
+def run(model, folder, ranks, draw="stratified", lost=None):
     diary, module = Diary(), policy(model, lr=0.1, optimizer=torch.optim.SGD)
     options = {"strategy": FSDP2Strategy(), "devices": ranks} if ranks > 1 else {}
-    data = replay_data(batch_size=8, replay_updates=2)
+    settings = {"batch_size": 8, "minimum_size": 4, "replay_updates": 2, "beta_updates": 20, "seed": 3}
+    data = LosingData(lost, draw=draw, **settings)
     trainer = fit(
         folder, module, data, extra=(diary,), accumulate_grad_batches=2, enable_checkpointing=False, **options
     )
@@ -64,4 +88,4 @@ def run(model, folder, ranks):
 
 
 if __name__ == "__main__":
-    run(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+    run(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4], int(sys.argv[5]))

@@ -3,6 +3,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from freshper_lightning import commands
@@ -116,6 +117,10 @@ def test_a_wrong_key_is_refused_and_the_right_one_named(capsys, argument, parts)
         ("--data=ReplayModule", ["data=ReplayModule", "DemonstrationsDataModule, ReplayDataModule"]),
         ("--model.optimizer=Adamm", ["model.optimizer=Adamm", "AdamW"]),
         ("--config=nowhere.yaml", ["config", "does not exist", "nowhere.yaml"]),
+        ("--data.draw=uniform", ["data.draw=uniform", "stratified, gumbel, groups, newest, oldest, GumbelTopK"]),
+        ("--data.eviction=lifo", ["data.eviction=lifo", "fifo, lowest, Fifo, HardAge, Lowest"]),
+        ("--data.weights=mean", ["data.weights=mean", "one of max, sum"]),
+        ("--data.log_prob_dtype=int8", ["data.log_prob_dtype=int8", "one of float32, float16"]),
     ],
 )
 def test_a_wrong_value_is_refused_and_what_is_allowed_named(capsys, argument, parts):
@@ -144,6 +149,18 @@ def test_a_wrong_key_of_a_file_is_refused_like_one_of_the_command_line(capsys, t
         ("--data.alpha=2", ["alpha must be in [0, 1], not 2.0"]),
         ("--data.capacity=2", ["data.capacity=2 must be at least batch_size=4"]),
         ("--data.priority=TDError", ["data.priority=TDError", "AbsoluteAdvantage"]),
+        ("--data.seed=9", ["data.seed=9", "left out", "seed_everything=3"]),
+        ("--data.memory_map=nowhere", ["data.memory_map", "an existing folder", "'nowhere'"]),
+        (
+            '--data.priority={"class_path": "CustomPriority", "init_args": {"path": "no.such"}}',
+            ["path must", "'no.such'"],
+        ),
+        (
+            ["--data.draw=groups", "--data.batch_size=2"],
+            ["data.batch_size=2", "multiple of rollout.group_size=4", "data.draw"],
+        ),
+        ("--model.optimizer.lr=-1", ["model.optimizer: Invalid learning rate: -1.0", "finite and at least 0"]),
+        ("--model.optimizer.lr=.nan", ["model.optimizer: Invalid learning rate: nan"]),
         ("--model.path=nowhere", ["model.path='nowhere'", "config.json"]),
         ("--model.algorithm=SFT", ["data=ReplayDataModule", "model.algorithm=SFT", "demonstrations"]),
         ("--rollout.sampling.top_p=0.9", ["top_p=0.9", "top_p=1.0", "allow_mismatch"]),
@@ -154,7 +171,7 @@ def test_what_cannot_work_stops_before_a_model_is_loaded(capsys, monkeypatch, ar
         raise AssertionError("a model was loaded")
 
     monkeypatch.setattr("freshper_lightning.policy.net.AutoModelForCausalLM.from_pretrained", never)
-    said = refused(capsys, argument)
+    said = refused(capsys, *([argument] if isinstance(argument, str) else argument))
     for part in parts:
         assert part in said
 
@@ -241,3 +258,47 @@ def test_the_frozen_lake_runs_an_iteration_on_a_tiny_model(tmp_path, lake_model,
     assert f"update/{phase}/loss" in scalars
     assert "success, greedy" in capsys.readouterr().out
     assert (tmp_path / "run" / "version_0" / "checkpoints" / "last.ckpt").exists()
+
+
+MORE = {
+    "PositiveReward": {"priority": {"class_path": "PositiveReward"}, "draw": "gumbel", "weights": "sum"},
+    "GroupSpread": {
+        "priority": {"class_path": "GroupSpread", "init_args": {"eps": 0.01}},
+        "draw": {"class_path": "WholeGroups", "init_args": {"mass": "max"}},
+    },
+    "Learnability": {
+        "priority": {"class_path": "Learnability"},
+        "eviction": {"class_path": "HardAge", "init_args": {"max_age": 30}},
+        "decay": {"class_path": "InverseDecay"},
+    },
+    "CustomPriority": {
+        "priority": {
+            "class_path": "CustomPriority",
+            "init_args": {"path": "tests.replay.test_priority.number_of_turns"},
+        },
+        "draw": "oldest",
+        "eviction": "lowest",
+        "log_prob_dtype": "float16",
+    },
+}
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_every_priority_can_be_named_in_a_file_and_trains(monkeypatch, model_path, tmp_path, name):
+    path = written(tmp_path, {"data": {"class_path": "ReplayDataModule", "init_args": MORE[name]}})
+    short = ["--trainer.max_epochs=1", "--evaluation.at_start=false", "--evaluation.every_n_iterations=9"]
+    in_this_process(monkeypatch, model_path, tmp_path, "-c", str(path), "--data.memory_map", str(tmp_path), *short)
+    scalars = read_scalars(tmp_path / "run")
+    assert [value for _, value in scalars["replay/skipped"]] == [0.0]
+    assert [value for _, value in scalars["replay/pinned"]] == [8.0]
+    assert [value for _, value in scalars["replay/evicted"]] == [0.0]
+    state = torch.load(next((tmp_path / "run" / "checkpoints").glob("*.buffer")), weights_only=True)
+    assert state["priority"].startswith(f"{name}(")
+
+
+def test_a_seed_that_is_that_of_the_run_may_be_written_down(capsys, monkeypatch, model_path, tmp_path):
+    short = ["--trainer.max_epochs=1", "--data.replay_updates=0", "--evaluation.at_start=false"]
+    in_this_process(monkeypatch, model_path, tmp_path, "--data.seed=3", *short)
+    saved = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert saved["seed_everything"] == 3
+    assert "seed" not in saved["data"]["init_args"]

@@ -13,16 +13,22 @@ from tests.sharded_run import run
 RANKS = 2
 
 
+def on_two_ranks(model_path, folder, draw, lost):
+    """What each of two ranks saw."""
+    arguments = map(str, (model_path, folder, RANKS, draw, lost))
+    command = [sys.executable, "-m", "tests.sharded_run", *arguments]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [torch.load(folder / f"rank{rank}_of_{RANKS}.pt", weights_only=True) for rank in range(RANKS)]
+
+
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory, model_path):
     """What each of two ranks saw, and what one process saw that ran the same configuration."""
     folder = tmp_path_factory.mktemp("sharded")
-    command = [sys.executable, "-m", "tests.sharded_run", str(model_path), str(folder), str(RANKS)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    ranks = on_two_ranks(model_path, folder, "stratified", lost=-1)
     run(str(model_path), folder, 1)
-    ranks = [torch.load(folder / f"rank{rank}_of_{RANKS}.pt", weights_only=True) for rank in range(RANKS)]
     return ranks, torch.load(folder / "rank0_of_1.pt", weights_only=True)
 
 
@@ -66,14 +72,54 @@ def test_an_update_on_the_same_data_is_that_of_one_process(seen, model_path):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
 
 
-def test_weights_of_a_draw_are_relative_to_the_rarest_of_all_ranks(seen):
-    ranks, _ = seen
+def replayed(ranks):
+    """Rows of all ranks for each replay batch, and the masses of their entries."""
     for rows in zip(*(rank["rows"] for rank in ranks), strict=True):
-        if rows[0]["phase"] == "fresh":
-            continue
-        rarest = min(float(row["probabilities"].min()) for row in rows)
-        for row in rows:
-            # The clock had moved on by one update when the row was written.
-            beta = row["beta"] - 0.6 / 20
-            expected = (rarest / row["probabilities"]) ** beta
+        if rows[0]["phase"] == "replay":
+            masses = [torch.tensor(list(row["masses"].values()), dtype=torch.float64) for row in rows]
+            yield rows, torch.stack([one.sum() for one in masses])
+
+
+def test_a_draw_of_two_ranks_has_the_probabilities_and_weights_of_one_buffer(seen):
+    ranks, _ = seen
+    for rows, shards in replayed(ranks):
+        whole = float(shards.sum())
+        shares = [
+            torch.tensor([row["masses"][key] / whole for key in row["ids"].tolist()], dtype=torch.float64)
+            for row in rows
+        ]
+        rarest = min(float(share.min()) for share in shares)
+        # The clock had moved on by one update when the row was written.
+        beta = rows[0]["beta"] - 0.6 / 20
+        for row, share, shard in zip(rows, shares, shards, strict=True):
+            torch.testing.assert_close(row["probabilities"], share, rtol=1e-9, atol=0)
+            expected = (rarest / share) ** beta * RANKS * shard / whole
             torch.testing.assert_close(row["weights"].double(), expected, rtol=1e-6, atol=0)
+        assert rows[0]["effective"] == rows[1]["effective"] > 4
+
+
+def test_ranks_draw_with_seeds_of_their_own(seen):
+    """Both buffers hold ids from 0 on; with one seed and like masses they would draw the same places."""
+    ranks, _ = seen
+    assert [rows[0]["ids"].tolist() for rows, _ in replayed(ranks)] != [
+        rows[1]["ids"].tolist() for rows, _ in replayed(ranks)
+    ]
+
+
+@pytest.mark.parametrize("draw", ["stratified", "gumbel"])
+def test_a_rank_whose_shard_is_empty_goes_along_and_the_others_carry_the_batch(tmp_path, model_path, draw):
+    ranks = on_two_ranks(model_path, tmp_path, draw, lost=1)
+    for rank in ranks:
+        assert rank["updates"] == 6
+    for one, other in zip(*(rank["rows"] for rank in ranks), strict=True):
+        assert all(map(torch.equal, one["parameters"], other["parameters"]))
+        assert (len(one["ids"]), len(other["ids"])) == (4, 0)
+    for (full, empty), _ in replayed(ranks):
+        assert full["norm"] > 0
+        assert full["totals"] == empty["totals"]
+        assert full["totals"][1] == 8  # trajectories that were asked for
+        if draw == "stratified":
+            share = full["probabilities"]
+            beta = full["beta"] - 0.6 / 20
+            torch.testing.assert_close(full["weights"].double(), 2 * (share.min() / share) ** beta, rtol=1e-6, atol=0)
+            assert full["totals"][0] == pytest.approx(2 * full["tokens"])

@@ -32,6 +32,7 @@ def check_configuration(trainer: Trainer, module: PolicyModule, rollout: "Rollou
     require_model_folder(module.path)
     _check_trainer(trainer)
     _check_order(trainer, rollout)
+    module.check_optimizer()
     _check_engine(module, rollout)
     _check_temperature(module, rollout)
     _check_data(trainer, module)

@@ -10,7 +10,7 @@ from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from datamodules.replay import ReplayDataModule
-from freshper_lightning.algorithms.ess import effective_batch_size, ess_ratio, ess_ratio_by_age, sequence_log_weights
+from freshper_lightning.algorithms.ess import ess_ratio, ess_ratio_by_age, sequence_log_weights
 from freshper_lightning.callbacks.metrics import MetricBank, log_scalars
 from freshper_lightning.callbacks.parts import callback_of, policy_module, replay_data, summary_writers
 from freshper_lightning.callbacks.rollout import RolloutCallback
@@ -103,7 +103,7 @@ class ReplayMonitor(Callback):
             self._count_effective_size(current, prefix)
         data = replay_data(trainer)
         if batch.phase == "replay" and data is not None:
-            self._count_draw(data, torch.cat(current.advantages))
+            self._count_draw(data, current.advantages)
 
     def _count_effective_size(self, current: _OptimizerBatch, prefix: str) -> None:
         """ESS of the behavior weights over their number: of tokens and of whole trajectories, and by age."""
@@ -117,16 +117,15 @@ class ReplayMonitor(Callback):
                 missing = ratio != ratio
                 self.bank.update(f"ess_by_age/{level}/{bucket}", 0.0 if missing else ratio, 0.0 if missing else 1.0)
 
-    def _count_draw(self, data: ReplayDataModule, advantages: Tensor) -> None:
+    def _count_draw(self, data: ReplayDataModule, advantages: list[Tensor]) -> None:
         draw = data.last_draw
-        if draw is None:
+        if draw is None or len(draw.ids) == 0:  # a rank whose shard is empty
             return
-        ids, weights = torch.from_numpy(draw.ids), torch.from_numpy(draw.weights)
         self.bank.update("replay/age_drawn", torch.from_numpy(draw.ages.astype(np.float64)))
-        self.bank.update("replay/nonzero_advantages", (advantages > 0).double())
-        self.bank.update("replay/duplicates", 1.0 - len(torch.unique(ids)) / len(ids))
-        self.bank.update("replay/effective_draw", effective_batch_size(weights, ids))
-        self.bank.update("replay/importance_weight", weights)
+        self.bank.update("replay/nonzero_advantages", (torch.cat(advantages) > 0).double())
+        self.bank.update("replay/duplicates", 1.0 - len(np.unique(draw.ids)) / len(draw.ids))
+        self.bank.update("replay/effective_draw", data.effective_draw)
+        self.bank.update("replay/importance_weight", torch.from_numpy(draw.weights))
         self.bank.update("replay/beta", data.current_beta())
 
     def _log(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -152,6 +151,8 @@ class ReplayMonitor(Callback):
         metrics = {
             "replay/size": float(len(buffer)),
             "replay/bytes": float(buffer.nbytes),
+            "replay/evicted": float(buffer.evicted()),
+            "replay/pinned": float(len(buffer.pinned())),
             "replay/age_buffer": float(ages.mean()) if len(ages) else 0.0,
             "replay/skipped": float(self.skipped),
             "replay/share_of_training": self.trained["replay"] / max(seen, 1),

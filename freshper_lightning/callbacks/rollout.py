@@ -88,7 +88,7 @@ class RolloutCallback(Callback):
         check_configuration(trainer, module, self)
         data = replay_data(trainer)
         if data is not None:
-            data.bind(self.groups * self.group_size, lambda: self.clock)
+            data.bind(self.groups * self.group_size, lambda: self.clock, self.group_size)
 
     def collector(
         self, trainer: Trainer, module: PolicyModule, environment: EnvironmentConfig | None = None

@@ -1,7 +1,9 @@
 """The LightningModule: one training step, one optimizer, and the rule by which an update is skipped."""
 
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,6 +117,21 @@ class PolicyModule(LightningModule):
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": self._make_scheduler(optimizer), "interval": "step"},
         }
+
+    def check_optimizer(self) -> None:
+        """Make optimizer and schedule over a stand-in for the weights, and forget them.
+
+        Raises:
+            ConfigurationError: They refuse their settings, or a number is not finite.
+        """
+        with _refused("model.optimizer"):
+            optimizer = self._make_optimizer([torch.nn.Parameter(torch.zeros(2, 2))])
+        for name, value in optimizer.defaults.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ConfigurationError(f"model.optimizer.{name}={value} must be finite")
+        if self._make_scheduler is not None:
+            with _refused("model.scheduler"):
+                self._make_scheduler(optimizer)
 
     def on_train_batch_start(self, batch: TrajectoryBatch, batch_idx: int) -> None:
         """Note, before the step, whether the update is to be skipped."""
@@ -263,6 +280,15 @@ class PolicyModule(LightningModule):
         if self.reference is not None:
             reference = {f"reference.{k}": v for k, v in self.reference.state_dict().items()}
             checkpoint["state_dict"] = {**checkpoint["state_dict"], **reference}
+
+
+@contextmanager
+def _refused(key: str) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        allowed = "numbers in the ranges that its class documents, of which a learning rate is finite and at least 0"
+        raise ConfigurationError(f"{key}: {error}; allowed: {allowed}") from error
 
 
 def export_policy(net: PolicyNet, source: str | Path, path: str | Path) -> None:

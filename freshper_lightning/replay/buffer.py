@@ -1,6 +1,6 @@
 """Prioritized replay of trajectories whose worth falls with their age."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, get_args
@@ -17,13 +17,14 @@ from freshper_lightning.replay.draw import Draw, HandedOut
 from freshper_lightning.replay.evaluator import Evaluator
 from freshper_lightning.replay.eviction import Eviction, EvictionName, eviction_of
 from freshper_lightning.replay.locking import exclusive
-from freshper_lightning.replay.masses import Masses, Version
+from freshper_lightning.replay.masses import Masses, Scale, Version
 from freshper_lightning.replay.priority import Priority, RatePriority, bases_of
 from freshper_lightning.replay.requirements import measured, require, require_bounds, require_one_of
 from freshper_lightning.replay.schemes import DrawName, DrawScheme, NothingToDraw, Picked, scheme_of
 from freshper_lightning.replay.stored import StoredTrajectories
 from freshper_lightning.replay.success import SuccessRates
 from freshper_lightning.replay.weights import Gather, Weighting, WeightsOver
+from freshper_lightning.replay.wholeness import require_whole
 from freshper_lightning.trajectory import ClockReading, Trajectory
 
 FORMAT_VERSION = 2
@@ -113,9 +114,21 @@ class ReplayBuffer(StoredTrajectories):
     ) -> None:
         self.close()
 
+    def __reduce__(self) -> tuple[Callable[..., "ReplayBuffer"], tuple[Any, ...]]:
+        """A copy, and a buffer that was pickled, is one of its own: same parameters and content, no thread yet."""
+        where = self._log_prob_dtype, self._directory
+        limits = self.alpha, self.seed, self.max_bytes
+        rules = self.scheme, self.eviction, self.asynchronous, self.weights
+        parameters = (self.capacity, self.priority, self.decay, self.clock, *limits, *rules, *where)
+        return _rebuilt, (type(self), parameters, self.state_dict())
+
     def draws(self) -> int:
         """Number of draws so far, over all runs that this state has been through."""
         return self._draws
+
+    def evicted(self) -> int:
+        """Number of trajectories that had to go so far, over all runs that this state has been through."""
+        return self._next_id - len(self)
 
     @exclusive
     def add(
@@ -194,14 +207,21 @@ class ReplayBuffer(StoredTrajectories):
             raise shortage
         weighting = Weighting(self.alpha, beta, self.decay, self.weights, gather)
         total = picked.total if picked is not None else self.scheme.total(masses, columns)
-        weighed = weighting.weigh(picked, n, total, masses.scale)
+        weighed = weighting.weigh(picked, n, total, masses.scale if self.scheme.by_mass else Scale())
         if weighed is None:
             raise NothingToDraw("no rank has a priority above 0, or one has too little for its part") from shortage
         self._draws += 1
         rows = picked.rows if picked is not None else np.empty(0, np.int64)
-        probabilities, weights = weighed
         ages = self._clock_value(now) - columns.since[rows]
-        draw = Draw(columns.ids[rows], probabilities, weights, ages, self.get, self._lock)
+        draw = Draw(
+            columns.ids[rows],
+            weighed.probabilities,
+            weighed.weights,
+            ages,
+            weighed.multiplicities,
+            self.get,
+            self._lock,
+        )
         self._handed_out.add(draw)
         return draw
 
@@ -324,15 +344,16 @@ class ReplayBuffer(StoredTrajectories):
         With the seed and the parameters of the run that saved it, sampling goes on as if that run had not ended.
 
         Raises:
-            KeyError: A part of the state is missing.
-            ValueError: The state has another format, was made with another clock or priority, or does not fit in here.
+            ValueError: The state has another format, was made with another clock or priority, is damaged, or does not
+                fit in here.
         """
         for key, value in (
             ("format_version", FORMAT_VERSION),
             ("clock", self.clock),
             ("priority", repr(self.priority)),
         ):
-            require(state[key] == value, f"{key} of the saved replay buffer", state[key], repr(value))
+            require(state.get(key) == value, f"{key} of the saved replay buffer", state.get(key), repr(value))
+        require_whole(state)
         content = self._new_content()
         content.load_state_dict(state, self.alpha, self.decay)
         self._require_fit(len(content), content.nbytes)
@@ -365,3 +386,9 @@ class ReplayBuffer(StoredTrajectories):
         require(count <= self.capacity, "number of trajectories", count, f"at most the capacity, {self.capacity}")
         if self.max_bytes is not None:
             require(size <= self.max_bytes, "bytes of trajectories", size, f"at most max_bytes, {self.max_bytes}")
+
+
+def _rebuilt(kind: type[ReplayBuffer], parameters: tuple[Any, ...], state: dict[str, Any]) -> ReplayBuffer:
+    buffer = kind(*parameters)
+    buffer.load_state_dict(state)
+    return buffer

@@ -128,6 +128,33 @@ class _Layout:
         return _HEADER.size + 4 * self.tokens + turns * self.turns + (2 if self.half else 4) * self.sampled
 
 
+def complete(flat: Bytes, sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """bool [n]: which encoded trajectories, one after the other in ``flat``, are as long as their headers say."""
+    starts = np.cumsum(sizes) - sizes
+    found = sizes >= _HEADER.size
+    counts, success, flags = _ends_of_headers(flat, starts[found])
+    tokens, turns, sampled, images, task = counts.T
+    per_turn = 20 + 4 * (flags & _ADVANTAGES > 0)
+    length = _HEADER.size + 4 * tokens + per_turn * turns + (4 - 2 * (flags & _HALF > 0)) * sampled
+    length += DIGEST_BYTES * images + task
+    possible = (counts >= 0).all(axis=1) & (turns >= 1) & (np.abs(success) <= 1)
+    found[found] = possible & (length + -length % ALIGNMENT == sizes[found])
+    return found
+
+
+def showing(flat: Bytes, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Which encoded trajectories, one after the other in ``flat`` and complete, have images."""
+    shown: NDArray[np.int64] = np.flatnonzero(_ends_of_headers(flat, np.cumsum(sizes) - sizes)[0][:, 3])
+    return shown
+
+
+def _ends_of_headers(flat: Bytes, starts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int8], Bytes]:
+    """Five counts [n, 5], success [n] and flags [n]: the end of a header, with two bytes of padding behind it."""
+    first = starts + _HEADER.size - 24
+    counts = flat.view(np.int32)[first[:, None] // 4 + np.arange(5)].astype(np.int64)
+    return counts, flat[first + 20].view(np.int8), flat[first + 21]
+
+
 def digests(block: Bytes) -> list[bytes]:
     """Names of the images of an encoded trajectory, in order, repeated as often as they occur."""
     layout = _Layout.of(block)

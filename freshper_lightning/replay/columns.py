@@ -21,6 +21,8 @@ _TYPES: dict[str, type[np.generic]] = {
     "pinned": np.bool_,
     "live": np.bool_,
 }
+SAVED_TYPES = {name: kind for name, kind in _TYPES.items() if name not in ("handles", "live")} | {"rows": np.int64}
+"""Type of every column of a saved state."""
 _MOST_DEAD = 1024
 """So many rows may be dead whatever the number of live ones."""
 
@@ -152,15 +154,14 @@ class Columns:
     def packed(self) -> dict[str, NDArray[np.generic]]:
         """Live rows by column, with their row numbers; handles and flags that follow are left out."""
         rows = self.live_rows()
-        kept = {name: getattr(self, name)[rows] for name in _TYPES if name not in ("handles", "live")}
-        return kept | {"rows": rows}
+        return {name: getattr(self, name)[rows] for name in SAVED_TYPES if name != "rows"} | {"rows": rows}
 
     def load(self, packed: dict[str, NDArray[np.generic]], handles: Integers, end: int) -> None:
         """Fills empty columns with what :meth:`packed` returned."""
         rows = packed["rows"]
         for name, kind in _TYPES.items():
             column = np.zeros(end, kind)
-            if name not in ("handles", "live"):
+            if name in packed:
                 column[rows] = packed[name]
             setattr(self, name, column)
         self.handles[rows], self.live[rows] = handles, True

@@ -85,3 +85,21 @@ class NoDecay(Decay):
     def log_factor(self, age: NDArray[np.float64]) -> NDArray[np.float64]:
         """Zeros."""
         return np.zeros_like(age)
+
+
+def log_freshness(decay: Decay, age: NDArray[np.float64]) -> NDArray[np.float64]:
+    """``decay.log_factor(age)`` [N], once it is known to be a log freshness; ages below 0 may be fresher than fresh.
+
+    Raises:
+        ValueError: There is not one number for each age, or one is above 0; the message names the decay.
+    """
+    found = np.asarray(decay.log_factor(age), np.float64)
+    if found.shape != age.shape:
+        raise ValueError(f"log_factor of {decay!r} must return one number for each age {age.shape}, not {found.shape}")
+    # One pass over the numbers, which a NaN does not pass either, where nothing is wrong.
+    if found.size and not found.max() <= 0:
+        wrong = np.flatnonzero(np.isnan(found) | ((found > 0) & (age >= 0)))
+        if len(wrong):
+            first = wrong[0]
+            raise ValueError(f"log_factor of {decay!r} must be at most 0, not {found[first]} as at age {age[first]}")
+    return found

@@ -27,6 +27,11 @@ class Draw:
     """float64 [n]: ``(N P)**-beta`` over its maximum; see :class:`~freshper_lightning.replay.weights.Weighting`."""
     ages: Floats
     """float64 [n]: age in units of the clock, since collection or the last measurement of freshness."""
+    multiplicities: Floats
+    """float64 [n]: of how many draws with replacement from one buffer each is worth, 1 for those that are such draws.
+
+    What a loss divides by, such as a number of tokens, has the expectation of one buffer when it is summed with these.
+    """
     _read: Callable[[Integers], tuple[Trajectory, ...]] = field(repr=False)
 
     _lock: AbstractContextManager[Any] = field(repr=False)
@@ -50,11 +55,14 @@ class Draw:
 
         An id that comes up several times counts once, with the sum of its weights. 0 for an empty draw.
         """
-        if len(self.ids) == 0:
-            return 0.0
+        total, squares = self.weight_sums()
+        return total**2 / squares if squares else 0.0
+
+    def weight_sums(self) -> tuple[float, float]:
+        """Sum of weights and of their squares, by id; those of the draws of several ranks add up."""
         _, which = np.unique(self.ids, return_inverse=True)
         weights = np.bincount(which, self.weights)
-        return float(weights.sum() ** 2 / np.square(weights).sum())
+        return float(weights.sum()), float(np.square(weights).sum())
 
 
 class HandedOut:

@@ -62,7 +62,8 @@ class Lowest(Eviction):
 class HardAge(Fifo):
     """Whatever came in more than ``max_age`` units of the clock ago goes, and then the oldest first.
 
-    The age of an entry counts from :meth:`ReplayBuffer.add`; a measured freshness does not restart it.
+    It goes when something is added. Its age counts from :meth:`ReplayBuffer.add`, and a measured freshness does not
+    restart it.
 
     Raises:
         ValueError: ``max_age`` is below 0 or not finite.

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from freshper_lightning.replay.arena import Arena
 from freshper_lightning.replay.codec import DIGEST_BYTES, Bytes, padded
@@ -17,6 +18,14 @@ _PREFIX = 8
 def image_nbytes(content: bytes) -> int:
     """Bytes that an image takes up, with its length and its name."""
     return _PREFIX + len(content) + -len(content) % 8 + DIGEST_BYTES
+
+
+def complete_images(flat: Bytes, sizes: Integers) -> NDArray[np.bool_]:
+    """bool [n]: which stored images, one after the other in ``flat``, are as long as they say."""
+    starts = np.cumsum(sizes) - sizes
+    lengths = flat.view(np.int64)[starts // _PREFIX]
+    complete: NDArray[np.bool_] = (lengths >= 0) & (_PREFIX + lengths + -lengths % 8 == sizes)
+    return complete
 
 
 class ImageStore:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from freshper_lightning.replay.columns import Columns, Floats, Integers
-from freshper_lightning.replay.decay import Decay
+from freshper_lightning.replay.decay import Decay, log_freshness
 from freshper_lightning.replay.tree import BLOCK, BlockSums
 
 SMALLEST_PROBABILITY = 1e-290
@@ -93,7 +93,7 @@ def evaluate(request: Request) -> Masses:
     masses = np.zeros(max(-(-request.end // BLOCK), 1) * BLOCK)
     for first in range(request.start, request.end, _PIECE):
         piece = slice(first, min(first + _PIECE, request.end))
-        log_factor = moment.decay.log_factor(moment.now - since[piece])
+        log_factor = log_freshness(moment.decay, moment.now - since[piece])
         masses[piece] = request.static[piece] * _power(log_factor, moment.alpha)
     sums = BlockSums(masses)
     if sums.total < LOWEST_TOTAL and request.static[request.start : request.end].any():
@@ -115,7 +115,7 @@ def _from_logarithms(request: Request) -> Masses:
     moment = request.moment
     with np.errstate(invalid="ignore"):
         high, low = exact_sum(log_base, log_fresh)
-        high, second = exact_sum(high, moment.decay.log_factor(moment.now - since))
+        high, second = exact_sum(high, log_freshness(moment.decay, moment.now - since))
         low = low + second
     return _relative_to_best(high, low, moment, request.start)
 
@@ -214,7 +214,7 @@ class StaticMasses:
         with np.errstate(invalid="ignore", over="ignore"):
             high, low = exact_sum(columns.log_base[rows], columns.log_fresh[rows])
             if decay.factorises:
-                high, second = exact_sum(high, decay.log_factor(reference - columns.since[rows]))
+                high, second = exact_sum(high, log_freshness(decay, reference - columns.since[rows]))
                 low = low + second
         return high, low
 

@@ -198,8 +198,16 @@ class CustomPriority(Priority):
         object.__setattr__(self, "_function", _imported(self.path))
 
     def base(self, trajectory: Trajectory) -> float:
-        """What the function returns."""
-        return float(self._function(trajectory))
+        """What the function returns.
+
+        Raises:
+            ValueError: That is not a number.
+        """
+        found = self._function(trajectory)
+        try:
+            return float(found)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"the priority {self.path} must return a number, not {found!r}") from error
 
 
 def bases_of(

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 
@@ -32,6 +32,9 @@ class Picked:
 
 class DrawScheme(ABC):
     """A way to choose ``n`` rows; a pure function of masses, rows and the random generator."""
+
+    by_mass: ClassVar[bool] = True
+    """Whether more mass means more draws; otherwise buffers of several ranks count alike."""
 
     @abstractmethod
     def total(self, masses: Masses, columns: Columns) -> float:
@@ -106,18 +109,22 @@ class GumbelTopK(DrawScheme):
 class WholeGroups(DrawScheme):
     """Groups, stratified and with replacement, by the mean or the greatest mass of their members, who all come along.
 
-    A group is whole when it has as many members as the largest one in the buffer; others have lost members and are not
-    drawn. All members of a group have its probability over its size, and so one weight.
+    Groups that have lost members are not drawn. All members of a group have its probability over its size, and so one
+    weight.
 
     Raises:
-        ValueError: ``mass`` is not one of the two.
+        ValueError: ``mass`` is not one of the two, or ``size`` below 1.
     """
 
     mass: Literal["mean", "max"] = "mean"
+    size: int | None = None
+    """Members of a whole group; by default those of the largest one in the buffer."""
 
     def __post_init__(self) -> None:
         if self.mass not in ("mean", "max"):
             raise ValueError(f"mass of a group must be 'mean' or 'max', not {self.mass!r}")
+        if self.size is not None and self.size < 1:
+            raise ValueError(f"size of a group must be at least 1, or none, not {self.size}")
 
     def total(self, masses: Masses, columns: Columns) -> float:
         """Masses of whole groups."""
@@ -143,7 +150,7 @@ class WholeGroups(DrawScheme):
         _, first, inverse, counts = np.unique(
             columns.groups[rows], return_index=True, return_inverse=True, return_counts=True
         )
-        size = int(counts.max())
+        size = int(counts.max()) if self.size is None else self.size
         members = rows[np.argsort(inverse, kind="stable")]
         starts = np.cumsum(counts) - counts
         whole = np.flatnonzero(counts == size)
@@ -157,6 +164,8 @@ class WholeGroups(DrawScheme):
 class Newest(DrawScheme):
     """The ``n`` entries that came in last, of those with a priority above 0; priorities do not matter otherwise."""
 
+    by_mass: ClassVar[bool] = False
+
     def total(self, masses: Masses, columns: Columns) -> float:
         """1 where there is any mass: all buffers count alike."""
         return float(masses.total > 0)
@@ -169,6 +178,8 @@ class Newest(DrawScheme):
 @dataclass(frozen=True)
 class Oldest(DrawScheme):
     """The ``n`` entries that came in first, of those with a priority above 0; priorities do not matter otherwise."""
+
+    by_mass: ClassVar[bool] = False
 
     def total(self, masses: Masses, columns: Columns) -> float:
         """1 where there is any mass: all buffers count alike."""

@@ -12,6 +12,7 @@ from freshper_lightning.replay.codec import DIGEST_BYTES, Bytes, digests
 from freshper_lightning.replay.columns import Integers
 from freshper_lightning.replay.requirements import require
 from freshper_lightning.replay.success import SuccessRates
+from freshper_lightning.replay.wholeness import require_whole
 
 _EQUAL = ("format_version", "clock", "priority")
 
@@ -33,13 +34,15 @@ def reshard(states: Sequence[dict[str, Any]], shards: int) -> list[Shard]:
     in the order of age. Counts of successes are divided evenly, which leaves all rates as they are.
 
     Raises:
-        ValueError: There are no states, they do not belong together, or ``shards`` is below 1.
+        ValueError: There are no states, one is damaged, they do not belong together, or ``shards`` is below 1.
     """
     require(len(states) >= 1, "number of states", len(states), "at least 1")
     require(shards >= 1, "shards", shards, "at least 1")
     for name in _EQUAL:
         different = sorted({repr(state[name]) for state in states})
         require(len(different) == 1, f"{name} of the saved replay buffers", ", ".join(different), "one and the same")
+    for state in states:
+        require_whole(state)
     entries = _Entries.of(states)
     homes = _homes(entries.columns["groups"], shards)
     rates = SuccessRates()

@@ -7,13 +7,25 @@ from typing import Literal
 import numpy as np
 
 from freshper_lightning.replay.columns import Floats
-from freshper_lightning.replay.decay import Decay
+from freshper_lightning.replay.decay import Decay, log_freshness
 from freshper_lightning.replay.masses import Scale
 from freshper_lightning.replay.schemes import Picked
 
 WeightsOver = Literal["max", "sum"]
 Gather = Callable[[Floats], Floats]
 """A collective: from this rank's row [k] to the rows of all ranks [R, k], in the same order on every rank."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weighed:
+    """What a draw of ``n`` entries says of each of them."""
+
+    probabilities: Floats
+    """float64 [n]: share of the mass of all ranks."""
+    weights: Floats
+    """float64 [n]: importance weights."""
+    multiplicities: Floats
+    """float64 [n]: the second factor of the weight alone: of how many draws from one buffer each is worth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +48,8 @@ class Weighting:
     gather: Gather | None
     """None for a single buffer."""
 
-    def weigh(self, picked: Picked | None, requested: int, total: float, scale: Scale) -> tuple[Floats, Floats] | None:
-        """Probabilities among all ranks and weights, each float64 [n]; one collective, which every rank must join.
+    def weigh(self, picked: Picked | None, requested: int, total: float, scale: Scale) -> Weighed | None:
+        """Probabilities among all ranks and weights; one collective, which every rank must join.
 
         Args:
             picked: What this rank has drawn; none where its shard has no mass or cannot fill its part.
@@ -50,7 +62,7 @@ class Weighting:
         """
         log_a, factor = self._local(picked, requested)
         if self.gather is None:
-            return None if picked is None else (picked.shares, self._alone(log_a, factor))
+            return None if picked is None else Weighed(picked.shares, self._alone(log_a, factor), factor)
         failed = float(picked is None and total > 0)
         peak = float(log_a.max(initial=-np.inf))
         row = [
@@ -68,10 +80,12 @@ class Weighting:
         if rows[:, 6].any() or not (log_shard > -np.inf).any():
             return None
         if picked is None:
-            return np.empty(0), np.empty(0)
+            return Weighed(np.empty(0), np.empty(0), np.empty(0))
         log_share = log_shard - np.log(np.exp(log_shard - log_shard.max()).sum()) - log_shard.max()
         own = self._own(rows, row)
-        return picked.shares * np.exp(log_share[own]), self._normalised(log_a, factor, own, rows, log_share)
+        share = np.exp(log_share[own])
+        worth = factor * (rows[:, 7].sum() / requested * share)
+        return Weighed(picked.shares * share, self._normalised(log_a, worth, own, rows, log_share), worth)
 
     def _local(self, picked: Picked | None, requested: int) -> tuple[Floats, Floats]:
         """Logarithm of the first factor, and the second factor, as far as this rank's shard is concerned."""
@@ -94,17 +108,15 @@ class Weighting:
         chosen = int(np.argmax(np.where(rows[:, 0] > 0, rows[:, 1], -np.inf)))
         offset = (rows[:, 2] - rows[chosen, 2]) + (rows[:, 3] - rows[chosen, 3])
         if self.decay.factorises:
-            offset = offset + self.decay.log_factor(rows[chosen, 1] - rows[:, 1])
+            offset = offset + log_freshness(self.decay, rows[chosen, 1] - rows[:, 1])
         return np.where(rows[:, 0] > 0, log_total + self.alpha * offset, -np.inf)
 
-    def _normalised(self, log_a: Floats, factor: Floats, own: int, rows: Floats, log_share: Floats) -> Floats:
+    def _normalised(self, log_a: Floats, worth: Floats, own: int, rows: Floats, log_share: Floats) -> Floats:
         drawn = rows[:, 0] > 0
         peaks = rows[drawn, 4] - self.beta * log_share[drawn]
-        parts = rows[:, 7].sum() / rows[:, 7]
-        weights: Floats = (
-            np.exp(log_a - self.beta * log_share[own] - peaks.max()) * factor * (parts[own] * np.exp(log_share[own]))
-        )
+        weights: Floats = np.exp(log_a - self.beta * log_share[own] - peaks.max()) * worth
         if self.over == "sum":
-            every = parts[drawn] * np.exp(log_share[drawn]) * rows[drawn, 5] * np.exp(peaks - peaks.max())
+            parts = rows[:, 7].sum() / rows[drawn, 7]
+            every = parts * np.exp(log_share[drawn]) * rows[drawn, 5] * np.exp(peaks - peaks.max())
             weights = weights * (rows[:, 7].sum() / every.sum())
         return weights

@@ -117,7 +117,8 @@ class Episode:
             observation, reward, terminated, truncated, info = self.env.step(reply)
             user, step = _text(observation), Step.read(reward, info)
         self.steps.append(step)
-        self.success = bool(info["success"]) if "success" in info else self.success
+        verdict = info.get("success")
+        self.success = self.success if verdict is None else bool(verdict)
         self.running, self.truncated = not (terminated or truncated), bool(truncated and not terminated)
         if self.running:
             self._continue(user)

@@ -1,7 +1,9 @@
 import shutil
 from datetime import timedelta
+from functools import partial
 
 import pytest
+import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from datamodules.demonstrations import DemonstrationsDataModule
@@ -129,3 +131,33 @@ def test_a_chat_template_whose_end_never_stops_a_reply_is_refused(tmp_path, mode
     (broken / "generation_config.json").write_text('{"eos_token_id": 0}')
     with pytest.raises(ConfigurationError, match=r"model\.path.*ends a reply with .*not among the eos_token_id \[0\]"):
         fit(tmp_path, policy(broken), replay_data())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"lr": -1.0},
+            r"model\.optimizer: Invalid learning rate: -1\.0; allowed: .*learning rate is finite and at least 0",
+        ),
+        ({"lr": float("nan")}, r"model\.optimizer: Invalid learning rate: nan"),
+        ({"lr": float("inf")}, r"model\.optimizer\.lr=inf must be finite"),
+        (
+            {"optimizer": partial(torch.optim.AdamW, betas=(0.9, 1.5))},
+            r"model\.optimizer: Invalid beta parameter.*1\.5",
+        ),
+        (
+            {"scheduler": partial(torch.optim.lr_scheduler.LinearLR, start_factor=-2.0)},
+            r"model\.scheduler: .*[Ss]tarting multiplicative factor",
+        ),
+    ],
+)
+def test_an_optimizer_or_a_schedule_that_cannot_be_is_refused(tmp_path, model_path, settings, message):
+    with pytest.raises(ConfigurationError, match=message):
+        fit(tmp_path, policy(model_path, **settings), replay_data())
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW, torch.optim.Muon])
+def test_an_optimizer_that_can_be_is_not_refused(tmp_path, model_path, optimizer):
+    with pytest.raises(AssertionError, match="a model was loaded"):
+        fit(tmp_path, policy(model_path, optimizer=optimizer), replay_data())

@@ -7,7 +7,8 @@ from lightning import Callback
 
 from datamodules.replay import ReplayDataModule
 from freshper_lightning.algorithms.algorithm import GRPO
-from freshper_lightning.replay import UniformPriority
+from freshper_lightning.errors import ConfigurationError
+from freshper_lightning.replay import AbsoluteAdvantage, AbsoluteReward, UniformPriority, WholeGroups
 from freshper_lightning.trajectory import ClockReading
 from tests.loop import Recorder, fit, policy, replay_data, rollout_callback
 from tests.replay.builders import make_trajectory
@@ -188,6 +189,14 @@ def test_the_state_restores_content_and_what_is_fresh():
         ({"max_bytes": 0}, r"max_bytes must be at least 1.*, not 0"),
         ({"clock": "seconds"}, r"clock must be one of updates, iterations, not 'seconds'"),
         ({"seed": -1}, r"seed must be at least 0, not -1"),
+        ({"draw": "uniform"}, r"data\.draw must be one of stratified, gumbel, groups, newest, oldest.*, not 'uniform'"),
+        ({"eviction": "lifo"}, r"data\.eviction must be one of fifo, lowest.*, not 'lifo'"),
+        ({"weights": "mean"}, r"data\.weights must be one of max, sum, not 'mean'"),
+        ({"log_prob_dtype": "int8"}, r"data\.log_prob_dtype must be one of float32, float16, not 'int8'"),
+        (
+            {"memory_map": "no/such/folder"},
+            r"data\.memory_map must be an existing folder, or none, not 'no/such/folder'",
+        ),
     ],
 )
 def test_an_impossible_setting_is_refused_with_key_value_and_what_is_allowed(fields, message):
@@ -200,8 +209,160 @@ def test_sizes_that_do_not_fit_an_iteration_are_refused():
         replay_data(batch_size=5).bind(8, ClockReading)
     with pytest.raises(ValueError, match=r"data\.capacity=6 must be at least one iteration \(8\)"):
         replay_data(batch_size=4, capacity=6).bind(8, ClockReading)
+    with pytest.raises(
+        ValueError, match=r"data\.batch_size=4 on 1 rank.*multiple of rollout\.group_size=8.*WholeGroups"
+    ):
+        replay_data(draw="groups").bind(8, ClockReading, group_size=8)
+    with pytest.raises(ValueError, match=r"data\.draw\.size=2 must be rollout\.group_size=4, or left out"):
+        replay_data(draw=WholeGroups("max", size=2)).bind(8, ClockReading, group_size=4)
 
 
 def test_a_data_module_that_nobody_told_the_size_of_an_iteration_says_so():
     with pytest.raises(RuntimeError, match="RolloutCallback"):
         len(replay_data().train_dataloader())
+
+
+DRAWS = {
+    "stratified": "stratified",
+    "gumbel": "gumbel",
+    "groups": "groups",
+    "groups by their best": WholeGroups("max"),
+    "newest": "newest",
+    "oldest": "oldest",
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_every_kind_of_draw_trains(tmp_path, model_path, draw):
+    data, recorder = replay_data(draw=DRAWS[draw]), Recorder()
+    fit(tmp_path, policy(model_path), data, extra=(recorder,))
+    replayed = [batch for batch in recorder.batches if batch.phase == "replay"]
+    assert len(replayed) == 8
+    assert all(len(batch.ids) == 4 and not batch.skip for batch in replayed)
+    assert all(torch.isfinite(seen.loss) for seen in recorder.observations)
+    last = replayed[-1].ids.tolist()
+    if draw == "newest":
+        assert last == [12, 13, 14, 15]
+    if draw == "oldest":
+        assert last == [0, 1, 2, 3]
+    if draw.startswith("groups"):
+        assert {tuple(key // 4 for key in batch.ids.tolist()) for batch in replayed} <= {(g,) * 4 for g in range(4)}
+    if draw != "stratified":
+        assert all(len(set(batch.ids.tolist())) == 4 for batch in replayed)
+
+
+def bound(group_size=4, size=4, **fields):
+    """A data module without a trainer: one rank, one micro-batch."""
+    data = replay_data(**fields)
+    data.bind(size, ClockReading, group_size)
+    return data
+
+
+def of_advantages(*advantages, group=0):
+    """The rewards are the advantages."""
+    return [
+        make_trajectory((float(value),), advantages=(float(value),), group=group, member=member)
+        for member, value in enumerate(advantages)
+    ]
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_an_update_is_skipped_where_there_is_too_little_to_draw_and_the_next_is_not(draw):
+    data = bound(draw=DRAWS[draw], priority=AbsoluteAdvantage(eps=0.0))
+    data.add_fresh(of_advantages(0, 0, 0, 0))
+    (batch,) = data.optimizer_batch(1)
+    assert batch.skip
+    assert batch.is_filler
+    assert (data.last_draw, data.effective_draw, data.buffer.draws()) == (None, 0.0, 0)
+    data.add_fresh(of_advantages(1, 2, 0, 0, group=1))
+    (batch,) = data.optimizer_batch(1)
+    distinct = draw in ("gumbel", "newest", "oldest")
+    assert batch.skip == distinct
+    assert data.buffer.draws() == (0 if distinct else 1)
+    data.add_fresh(of_advantages(1, 2, 3, 4, group=2))
+    (batch,) = data.optimizer_batch(1)
+    assert not batch.skip
+    assert len(batch.ids) == 4
+    assert data.effective_draw == data.last_draw.effective_size() > 0
+
+
+def test_nothing_is_drawn_before_the_buffer_has_its_minimum_size():
+    data = bound(minimum_size=6)
+    for skipped in (True, False):
+        data.add_fresh(of_advantages(1, 2, 3, 4))
+        assert data.optimizer_batch(1)[0].skip is skipped
+
+
+def test_a_loss_divides_by_what_a_draw_from_one_buffer_would_have():
+    """Without replacement a likely trajectory comes up once, and its tokens count for all the times it would have."""
+    items = [make_trajectory((reward,), (tokens,), advantages=(reward,)) for reward, tokens in ((9.0, 8), (1.0, 1))]
+    data = bound(size=2, batch_size=2, group_size=1, draw="gumbel", alpha=1.0, priority=AbsoluteReward(eps=0.0))
+    data.add_fresh(items)
+    for _ in range(3):
+        (batch,) = data.optimizer_batch(1)
+        lengths = np.array([item.num_sampled for item in data.last_draw.trajectories])
+        assert batch.total_tokens == pytest.approx(float(lengths @ data.last_draw.multiplicities))
+        assert batch.total_sequences == 2
+    # Both are always drawn, so that P_i over the expected count of 1, times n, are the multiplicities.
+    assert batch.total_tokens == pytest.approx(2 * (0.9 * 8 + 0.1 * 1), rel=1e-12)
+
+
+def test_fresh_trajectories_are_pinned_while_they_are_trained_on():
+    data = bound(capacity=6, eviction="lowest", priority=AbsoluteAdvantage(eps=0.0), epochs=2)
+    data.add_fresh(of_advantages(0, 0, 0, 0))
+    for more in ((5, 6), (7, 8)):  # from elsewhere, and worth more
+        data.buffer.add(of_advantages(*more), ClockReading())
+    assert data.buffer.pinned().tolist() == [0, 1, 2, 3]
+    assert [sorted(data.optimizer_batch(update)[0].ids.tolist()) for update in (0, 1)] == [[0, 1, 2, 3]] * 2
+    data.add_fresh(of_advantages(1, 1, 1, 1))
+    assert data.buffer.pinned().tolist() == [8, 9, 10, 11]
+    assert data.buffer.ids().tolist() == [6, 7, 8, 9, 10, 11]
+
+
+def test_a_byte_budget_does_not_cost_what_is_still_to_be_trained_on():
+    data = bound()
+    data.add_fresh(of_advantages(1, 1, 1, 1))
+    data.buffer.max_bytes = data.buffer.nbytes + 10
+    with pytest.raises(ValueError, match="all that is left is pinned"):
+        data.buffer.add(of_advantages(1), ClockReading())
+    data.add_fresh(of_advantages(1, 1, 1, 1))
+    assert data.buffer.ids().tolist() == [4, 5, 6, 7]
+
+
+def test_pins_are_those_of_the_run_that_was_saved_in_the_middle_of_an_iteration():
+    data, other = (bound(capacity=6, eviction="lowest", priority=AbsoluteAdvantage(eps=0.0)) for _ in range(2))
+    data.add_fresh(of_advantages(0, 0, 0, 0))
+    data.optimizer_batch(0), data.optimizer_batch(1)
+    other.load_state_dict(data.state_dict())
+    assert other.buffer.pinned().tolist() == [0, 1, 2, 3]
+    for module in (data, other):
+        module.add_fresh(of_advantages(1, 0, 2, 0))
+        module.buffer.add(of_advantages(3, 4), ClockReading())
+    assert data.buffer.pinned().tolist() == other.buffer.pinned().tolist() == [4, 5, 6, 7]
+    assert data.buffer.ids().tolist() == other.buffer.ids().tolist() == [4, 5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("damage", ["fresh", "buffer"])
+def test_a_damaged_state_is_refused(damage):
+    data, other = bound(), bound()
+    data.add_fresh(of_advantages(1, 2, 3, 4))
+    state = data.state_dict()
+    if damage == "fresh":
+        state["fresh"] = state["fresh"] + 1
+    else:
+        state["buffer"]["columns"]["since"] = state["buffer"]["columns"]["since"][:-1]
+    with pytest.raises(ConfigurationError, match="damaged"):
+        other.load_state_dict(state)
+
+
+def test_settings_reach_the_buffer(tmp_path):
+    plain = bound()
+    other = bound(weights="sum", log_prob_dtype="float16", memory_map=str(tmp_path), beta=1.0)
+    items = [make_trajectory((1.0,), (300,), advantages=(float(value),)) for value in (1, 2, 3, 4)]
+    for data in (plain, other):
+        data.add_fresh(items)
+        data.optimizer_batch(1)
+    assert plain.last_draw.weights.max() == 1.0
+    assert other.last_draw.weights.mean() == pytest.approx(1.0)
+    assert plain.buffer.nbytes - other.buffer.nbytes == 4 * 2 * 300
+    assert isinstance(other.buffer._content.store._arena._segments[0].buffer.base, np.memmap)

@@ -37,6 +37,12 @@ def exact_probabilities(entries, now, alpha, log_decay):
     return [EXACT.divide(power, total) if total else Decimal(0) for power in powers]
 
 
+def exact_weights(shares, beta):
+    """Over the maximum, for probabilities above 0."""
+    logs = [EXACT.ln(share) for share in shares]
+    return [EXACT.exp(EXACT.multiply(Decimal(beta), EXACT.subtract(min(logs), log))) for log in logs]
+
+
 def assert_exact(probabilities, expected):
     """Relative 1e-12 above 1e-290, and 0 below."""
     for got, true in zip(probabilities.tolist(), expected, strict=True):

@@ -1,9 +1,9 @@
 """The buffer against a model of it that is too simple to be wrong: one list, 50 digits, no state kept in the clock."""
 
 import io
-import math
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import settings
@@ -22,7 +22,15 @@ from freshper_lightning.replay import (
 )
 from freshper_lightning.trajectory import ClockReading
 from tests.replay.builders import assert_same, make_trajectory
-from tests.replay.model import assert_exact, exact_probabilities, exponential, inverse, no_decay, window
+from tests.replay.model import (
+    assert_exact,
+    exact_probabilities,
+    exact_weights,
+    exponential,
+    inverse,
+    no_decay,
+    window,
+)
 
 CAPACITY = 6
 MAX_AGE = 40
@@ -46,12 +54,26 @@ class Entry:
         self.trajectory, self.pinned = trajectory, False
 
 
-class BufferAgainstModel(RuleBasedStateMachine):
-    """``entries`` maps an id to what the buffer should know of it, oldest first."""
+MANY = 4
+pool = ThreadPoolExecutor(MANY)
 
-    @initialize(alpha=st.sampled_from([0.3, 0.6, 1.0]), decay=decays, eviction=evictions, threaded=st.booleans())
-    def start(self, alpha, decay, eviction, threaded):
-        self.patch = pytest.MonkeyPatch()
+
+class BufferAgainstModel(RuleBasedStateMachine):
+    """``entries`` maps an id to what the buffer should know of it, oldest first.
+
+    With ``many`` threads whatever reads or draws does so in all of them at once.
+    """
+
+    @initialize(
+        alpha=st.sampled_from([0.0, 0.3, 0.6, 1.0]),
+        decay=decays,
+        eviction=evictions,
+        threaded=st.booleans(),
+        many=st.booleans(),
+    )
+    def start(self, alpha, decay, eviction, threaded, many):
+        self.patch, self.many, self.interval = pytest.MonkeyPatch(), many, sys.getswitchinterval()
+        sys.setswitchinterval(1e-5 if many else self.interval)
         self.patch.setattr(columns, "_MOST_DEAD", 2)  # so that rows move often
         self.alpha, self.decay, self.eviction, self.threaded = alpha, decay, eviction, threaded
         self.now, self.entries, self.next_id, self.draws = 0, {}, 0, 0
@@ -72,6 +94,13 @@ class BufferAgainstModel(RuleBasedStateMachine):
         if hasattr(self, "buffer"):
             self.buffer.close()
             self.patch.undo()
+            sys.setswitchinterval(self.interval)
+
+    def in_threads(self, call):
+        """What the call returns, in each thread."""
+        if not self.many:
+            return [call()]
+        return [future.result() for future in [pool.submit(call) for _ in range(MANY)]]
 
     @property
     def reading(self):
@@ -144,7 +173,7 @@ class BufferAgainstModel(RuleBasedStateMachine):
 
     @rule()
     def prefetch(self):
-        self.buffer.prefetch(self.reading)
+        self.in_threads(lambda: self.buffer.prefetch(self.reading))
 
     @rule()
     def save_and_load(self):
@@ -158,16 +187,19 @@ class BufferAgainstModel(RuleBasedStateMachine):
         assert self.buffer.probabilities(self.reading).tobytes() == before
 
     @precondition(lambda self: self.buffer.has_mass(self.reading))
-    @rule(n=st.integers(1, 9), beta=st.floats(0, 1))
+    @rule(n=st.integers(1, 9) | st.integers(10, 100), beta=st.floats(0, 1))
     def sample(self, n, beta):
         model = dict(zip(self.entries, self.model_probabilities(), strict=True))
-        draw = self.buffer.sample(n, self.reading, beta)
-        self.draws += 1
+        draws = self.in_threads(lambda: self.buffer.sample(n, self.reading, beta))
+        self.draws += len(draws)
+        for draw in draws:
+            self.check_draw(draw, n, beta, model)
+
+    def check_draw(self, draw, n, beta, model):
         expected = [model[key] for key in draw.ids.tolist()]
+        assert all(share > 0 for share in expected)
         assert_exact(draw.probabilities, expected)
-        rarest = min(expected)
-        weights = [math.exp(-beta * (float(share.ln()) - float(rarest.ln()))) for share in expected]
-        np.testing.assert_allclose(draw.weights, weights, rtol=1e-10)
+        assert_exact(draw.weights, exact_weights(expected, beta))
         assert draw.ages.tolist() == [float(self.now - self.entries[key].since) for key in draw.ids.tolist()]
         counts = {key: draw.ids.tolist().count(key) for key in model}
         assert all(abs(counts[key] - n * float(share)) < 2 for key, share in model.items())
@@ -179,7 +211,9 @@ class BufferAgainstModel(RuleBasedStateMachine):
         assert self.buffer.ids().tolist() == list(self.entries)
         assert self.buffer.draws() == self.draws
         assert self.buffer.pinned().tolist() == [key for key, entry in self.entries.items() if entry.pinned]
-        assert_exact(self.buffer.probabilities(self.reading), self.model_probabilities())
+        expected = self.model_probabilities()
+        for probabilities in self.in_threads(lambda: self.buffer.probabilities(self.reading)):
+            assert_exact(probabilities, expected)
 
 
 BufferAgainstModel.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

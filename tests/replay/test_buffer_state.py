@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from freshper_lightning.replay import ExponentialDecay, UniformPriority, columns
+from freshper_lightning.replay import ExponentialDecay, Learnability, UniformPriority, columns, reshard
 from freshper_lightning.trajectory import ClockReading
 from tests.replay.builders import START, assert_same_draw, make_buffer, make_trajectory, of_rewards
 
@@ -19,7 +19,7 @@ def saved_and_loaded(state):
 def filled_buffer(**parameters):
     buffer = make_buffer(capacity=20, decay=ExponentialDecay(tau=3), alpha=0.6, **parameters)
     for update in range(6):
-        items = [make_trajectory(rewards=(update + 0.1 * k,), images=(b"png",) * k) for k in range(5)]
+        items = [make_trajectory((update + 0.1 * k,), images=(b"png",) * k, success=k > 2) for k in range(5)]
         buffer.add(items, ClockReading(updates=update))
     buffer.sample(4, ClockReading(updates=6), beta=0.4)
     buffer.update_priorities([11, 12], [0.0, 3.3])
@@ -126,3 +126,88 @@ def test_looking_does_not_change_what_comes():
             if buffer is watched:
                 buffer.probabilities(now), buffer.has_mass(now), buffer.state_dict(), buffer.nbytes
         assert_same_draw(plain.sample(4, now, beta=0.4), watched.sample(4, now, beta=0.4))
+
+
+def changed(part, name, change):
+    def damage(state):
+        owner = state if part is None else state[part]
+        owner[name] = change(owner[name])
+
+    return damage
+
+
+def dropped(part, name):
+    return lambda state: (state if part is None else state[part]).pop(name)
+
+
+def at(index, value):
+    def change(tensor):
+        tensor = tensor.clone()
+        tensor[index] = value
+        return tensor
+
+    return change
+
+
+COLUMNS = ("ids", "groups", "log_base", "log_fresh", "since", "added", "pinned", "rows")
+PACKED = ("blocks", "sizes", "images", "image_sizes", "image_names")
+DAMAGES = {
+    **{f"no {name}": dropped(None, name) for name in ("next_id", "draws", "rates", "columns", "end", "trajectories")},
+    **{f"no {name}": dropped("columns", name) for name in COLUMNS},
+    **{f"no {name}": dropped("trajectories", name) for name in PACKED},
+    **{f"short {name}": changed("columns", name, lambda tensor: tensor[:-1]) for name in COLUMNS},
+    **{f"short {name}": changed("trajectories", name, lambda tensor: tensor[:-8]) for name in PACKED},
+    **{f"empty {name}": changed("trajectories", name, lambda tensor: tensor[:0]) for name in PACKED},
+    **{f"half of {name}": changed("columns", name, lambda tensor: tensor.to(torch.uint8)) for name in COLUMNS},
+    "an id twice": changed("columns", "ids", at(3, 12)),
+    "an id never given": changed(None, "next_id", lambda number: number - 1),
+    "draws that are no number": changed(None, "draws", lambda number: None),
+    "a row behind the end": changed(None, "end", lambda number: number - 1),
+    "a base that is no number": changed("columns", "log_base", at(0, float("nan"))),
+    "an infinite base": changed("columns", "log_base", at(0, float("inf"))),
+    "fresher than fresh": changed("columns", "log_fresh", at(0, 0.1)),
+    "younger than it is": changed("columns", "since", at(0, -1.0)),
+    "since never": changed("columns", "since", at(0, float("nan"))),
+    "not in order": changed("columns", "added", at(0, 1e6)),
+    "an infinite scale": changed(None, "scale", lambda scale: [float("inf"), *scale[1:]]),
+    "half a scale": changed(None, "scale", lambda scale: scale[:2]),
+    "a block cut in two": changed(
+        "trajectories", "sizes", lambda sizes: torch.cat([sizes[:1] - 8, sizes[1:2] + 8, sizes[2:]])
+    ),
+    "a length of its own": changed("trajectories", "blocks", at(slice(0, 400), 127)),
+    "another image": changed("trajectories", "image_names", at(0, 0)),
+    "an image of another length": changed("trajectories", "images", at(0, 200)),
+    "rates without counts": lambda state: state["rates"].pop("counts"),
+    "rates of no task": lambda state: state["rates"].update(tasks=[]),
+    "more successes than trials": lambda state: state["rates"]["counts"].fill_(-1),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_state_is_refused_and_nothing_changes(damage):
+    source = filled_buffer(priority=Learnability())
+    state = saved_and_loaded(source.state_dict())
+    DAMAGES[damage](state)
+    buffer = filled_buffer(priority=Learnability(), seed=3)
+    before = buffer.state_dict()
+    with pytest.raises(ValueError, match="the saved replay buffer is damaged: "):
+        buffer.load_state_dict(state)
+    with pytest.raises(ValueError, match="the saved replay buffer is damaged: "):
+        reshard([state], 2)
+    assert_equal_states(before, buffer.state_dict())
+
+
+def test_what_is_no_state_of_a_buffer_is_refused():
+    with pytest.raises(ValueError, match=r"format_version of the saved replay buffer must be .*, not None"):
+        make_buffer().load_state_dict({})
+
+
+def assert_equal_states(one, other):
+    if isinstance(one, torch.Tensor):
+        assert _same_bytes(one, other)
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert_equal_states(one[key], other[key])
+    else:
+        assert one == other

@@ -3,8 +3,9 @@ import math
 import numpy as np
 import pytest
 
-from freshper_lightning.replay import ExponentialDecay, InverseDecay, NoDecay, WindowDecay, clock_value
+from freshper_lightning.replay import Decay, ExponentialDecay, InverseDecay, NoDecay, WindowDecay, clock_value
 from freshper_lightning.trajectory import ClockReading
+from tests.replay.builders import make_buffer, of_rewards
 
 AGES = np.array([0.0, 1.0, 50.0, 1e9])
 
@@ -66,3 +67,51 @@ def test_each_clock_reads_its_own_field():
 def test_an_unknown_clock_is_refused_with_the_known_ones():
     with pytest.raises(ValueError, match="updates, iterations, not 'hours'"):
         clock_value(ClockReading(), "hours")
+
+
+class Broken(Decay):
+    """Returns what it is told to for ages above 1."""
+
+    def __init__(self, value, factorises=False):
+        self.value, self.factorises = value, factorises
+
+    def __repr__(self):
+        return f"Broken({self.value})"
+
+    def log_factor(self, age):
+        return np.where(age > 1, self.value, 0.0)
+
+
+@pytest.mark.parametrize("value", [math.nan, 1e-9, math.inf])
+@pytest.mark.parametrize("use", ["sample", "probabilities", "has_mass"])
+def test_a_decay_that_returns_no_freshness_is_named(value, use):
+    buffer = make_buffer(decay=Broken(value), asynchronous=False)
+    buffer.add(of_rewards(1, 2), ClockReading())
+    now = ClockReading(updates=1)
+    buffer.probabilities(now)
+    now = ClockReading(updates=2)
+    call = (lambda: buffer.sample(2, now, beta=0.4)) if use == "sample" else (lambda: getattr(buffer, use)(now))
+    with pytest.raises(
+        ValueError, match=rf"log_factor of Broken\({value}\) must be at most 0, not {value} as at age 2"
+    ):
+        call()
+
+
+def test_a_decay_that_factorises_is_looked_at_too():
+    buffer = make_buffer(decay=Broken(math.nan, factorises=True))
+    buffer.add(of_rewards(1), ClockReading())
+    with pytest.raises(ValueError, match=r"log_factor of Broken\(nan\)"):
+        buffer.add(of_rewards(2), ClockReading(updates=5)), buffer.update_priorities([0], [1e300])
+
+
+def test_a_decay_that_does_not_answer_every_age_is_named():
+    class Scalar(NoDecay):
+        factorises = False
+
+        def log_factor(self, age):
+            return np.float64(0.0)
+
+    buffer = make_buffer(decay=Scalar(), asynchronous=False)
+    buffer.add(of_rewards(1, 2), ClockReading())
+    with pytest.raises(ValueError, match=r"log_factor of .*Scalar.* one number for each age \(2,\), not \(\)"):
+        buffer.sample(1, ClockReading(), beta=0.4)

@@ -1,7 +1,12 @@
 """Faults that are easy to make, put in on purpose: the checks that the other tests rely on must see each of them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from hypothesis import Phase, settings
+from hypothesis.errors import Flaky
+from hypothesis.stateful import run_state_machine_as_test
 
 from freshper_lightning.replay import ExponentialDecay, InverseDecay
 from freshper_lightning.replay.buffer import ReplayBuffer
@@ -12,6 +17,7 @@ from freshper_lightning.replay.weights import Weighting
 from freshper_lightning.trajectory import ClockReading
 from tests.replay.builders import assert_same, make_buffer, of_rewards
 from tests.replay.model import assert_exact, exact_probabilities, exponential, inverse
+from tests.replay.test_buffer_model import BufferAgainstModel
 
 REWARDS = (1.0, 2.0, 5.0, 0.5, 3.0)
 
@@ -76,9 +82,13 @@ def clock_one_tick_old_when_masses_are_evaluated(patch):
     patch.setattr(Evaluator, "masses", lambda self, static, now: masses(self, static, now - 1.0))
 
 
+def one_tick_before(now):
+    return ClockReading(max(now.updates - 1, 0))
+
+
 def clock_one_tick_old_when_entries_come_in(patch):
     add = ReplayBuffer.add
-    patch.setattr(ReplayBuffer, "add", lambda self, items, now: add(self, items, ClockReading(max(now.updates - 1, 0))))
+    patch.setattr(ReplayBuffer, "add", lambda self, items, now, **more: add(self, items, one_tick_before(now), **more))
 
 
 def weights_of_another_snapshot(patch):
@@ -86,7 +96,8 @@ def weights_of_another_snapshot(patch):
 
     def stale(self, picked, *rest):
         earlier.setdefault("result", weigh(self, picked, *rest))
-        return weigh(self, picked, *rest)[0], earlier["result"][1]
+        fresh, old = weigh(self, picked, *rest), earlier["result"].weights
+        return replace(fresh, weights=np.resize(old, len(fresh.weights)))
 
     patch.setattr(Weighting, "weigh", stale)
 
@@ -96,6 +107,11 @@ def masses_of_another_snapshot(patch):
     patch.setattr(
         Evaluator, "masses", lambda self, static, now: earlier.setdefault(id(static), masses(self, static, now))
     )
+
+
+def independent_draws(patch):
+    find, random = BlockSums.find, np.random.default_rng(0)
+    patch.setattr(BlockSums, "find", lambda self, shares: find(self, random.random(len(shares))))
 
 
 def updated_rows_are_not_evaluated(patch):
@@ -111,6 +127,7 @@ MUTANTS = [
     (clock_one_tick_old_when_entries_come_in, DECAYS),
     (weights_of_another_snapshot, DECAYS),
     (masses_of_another_snapshot, DECAYS[1:]),  # the other has one snapshot, which is kept up to date
+    (independent_draws, DECAYS),
     (updated_rows_are_not_evaluated, DECAYS),
 ]
 
@@ -122,3 +139,16 @@ def test_each_mutant_fails_the_check(mutate, decays, monkeypatch):
             mutate(patch)
             with pytest.raises(AssertionError), np.errstate(all="ignore"):
                 check(decay, log_decay)
+
+
+QUICK = settings(
+    max_examples=300, stateful_step_count=20, deadline=None, derandomize=True, database=None, phases=[Phase.generate]
+)
+
+
+@pytest.mark.parametrize("mutate", [mutant for mutant, _ in MUTANTS], ids=lambda mutant: mutant.__name__)
+def test_each_mutant_fails_the_model(mutate, monkeypatch):
+    with monkeypatch.context() as patch:
+        mutate(patch)
+        with pytest.raises((AssertionError, Flaky)), np.errstate(all="ignore"):
+            run_state_machine_as_test(BufferAgainstModel, settings=QUICK)

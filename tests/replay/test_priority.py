@@ -150,3 +150,12 @@ def test_priorities_say_what_they_need_and_whether_training_rewrites_them():
 def test_a_bad_eps_is_refused(kind, eps):
     with pytest.raises(ValueError, match="eps must be"):
         kind(eps=eps)
+
+
+def nothing(trajectory):
+    return None
+
+
+def test_a_function_that_returns_no_number_is_named():
+    with pytest.raises(ValueError, match=r"test_priority\.nothing must return a number, not None"):
+        make_buffer(priority=CustomPriority("tests.replay.test_priority.nothing")).add([make_trajectory()], START)

@@ -1,4 +1,6 @@
+import copy
 import gc
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -295,3 +297,45 @@ def test_a_forked_child_draws_the_same_without_a_thread():
     assert (child[0], parent[0]) == ("child", "parent")
     assert child[1].rsplit(" ", 1) == [parent[1].rsplit(" ", 1)[0], "0"]
     assert parent[1].endswith(" 1")
+
+
+def test_an_exception_of_the_program_ends_it_with_that_exception_and_nothing_else():
+    result = run_script("""
+        buffer = make_buffer(ThreadDecay(delay=0.5))
+        buffer.add([make_trajectory()], START)
+        for update in range(5):
+            buffer.prefetch(ClockReading(updates=update))
+        raise KeyError("the program's own")
+    """)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.splitlines()[-1] == """KeyError: "the program's own\""""
+    assert result.stderr.count("Traceback") == 1
+
+
+def test_leaving_a_buffer_by_an_exception_ends_its_thread():
+    def program():
+        with make_buffer(ThreadDecay()) as buffer:
+            buffer.add([make_trajectory()], START)
+            buffer.prefetch(START)
+            raise KeyError("the program's own")
+
+    before = len(decay_threads())
+    with pytest.raises(KeyError, match="the program's own"):
+        program()
+    assert len(decay_threads()) == before
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, copy.copy, lambda buffer: pickle.loads(pickle.dumps(buffer))])
+def test_a_copy_after_a_prefetch_goes_on_alike_and_by_itself(copied):
+    now, items = ClockReading(updates=4), [make_trajectory(rewards=(float(k),)) for k in range(1, 20)]
+    with ReplayBuffer(30, AbsoluteReward(), InverseDecay(), seed=7, weights="sum", draw="gumbel") as buffer:
+        buffer.add(items, START)
+        buffer.prefetch(now)
+        buffer.sample(4, now, beta=0.4)
+        with copied(buffer) as other:
+            one, same = buffer.sample(4, now, beta=0.4), other.sample(4, now, beta=0.4)
+            assert one.ids.tolist() == same.ids.tolist()
+            assert one.weights.tobytes() == same.weights.tobytes()
+            other.prefetch(now)
+            other.add(items, now)
+            assert (len(buffer), len(other), other.evicted()) == (19, 30, 8)

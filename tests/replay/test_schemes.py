@@ -145,3 +145,18 @@ def test_effective_size_counts_an_entry_that_comes_up_twice_once():
     assert buffer.sample(5, START, beta=0.4).effective_size() == 1.0
     buffer.add(of_rewards(*range(9)), START)
     assert buffer.sample(10, START, beta=0.4).effective_size() == pytest.approx(10)
+
+
+def test_a_group_of_less_than_the_given_size_is_not_drawn_though_none_is_larger():
+    buffer = make_buffer(draw=WholeGroups(size=3))
+    buffer.add(groups([9, 9], [9, 9]), START)
+    assert not buffer.has_mass(START)
+    with pytest.raises(NothingToDraw, match="no whole group"):
+        buffer.sample(3, START, beta=0.4)
+    buffer.add([make_trajectory((1.0,), group=7, member=member) for member in range(3)], START)
+    assert buffer.sample(3, START, beta=0.4).ids.tolist() == [4, 5, 6]
+
+
+def test_an_impossible_size_of_groups_is_refused():
+    with pytest.raises(ValueError, match="size of a group must be at least 1, or none, not 0"):
+        WholeGroups(size=0)

@@ -1,4 +1,5 @@
 import threading
+from functools import partialmethod
 from itertools import product
 
 import numpy as np
@@ -8,7 +9,7 @@ from freshper_lightning.replay import ExponentialDecay, InverseDecay, NothingToD
 from freshper_lightning.replay.schemes import Picked
 from freshper_lightning.replay.weights import Weighting
 from freshper_lightning.trajectory import ClockReading
-from tests.replay.builders import START, make_buffer, of_rewards
+from tests.replay.builders import START, make_buffer, make_trajectory, of_rewards
 
 
 class Ranks:
@@ -89,6 +90,28 @@ def test_probabilities_over_all_ranks_and_weights_are_those_of_one_buffer(reward
 @pytest.mark.parametrize("rewards", SHARDS)
 @pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
 def test_the_weighted_parts_have_the_expectation_of_one_buffer(rewards, beta):
+    check_expectation(rewards, beta)
+
+
+def factor_with_an_exponent(weigh, self, log_a, worth, *rest):
+    return weigh(self, log_a, worth**self.beta, *rest)
+
+
+def no_factor(weigh, self, log_a, worth, *rest):
+    return weigh(self, log_a, np.ones_like(worth), *rest)
+
+
+@pytest.mark.parametrize("mutant", [factor_with_an_exponent, no_factor])
+def test_the_enumeration_notices_a_wrong_factor_of_a_shard(mutant, monkeypatch):
+    monkeypatch.setattr(Weighting, "_normalised", partialmethod(lambda self, *a: mutant(weigh, self, *a)))
+    with pytest.raises(AssertionError):
+        check_expectation(SHARDS[2], beta=0.4)
+
+
+weigh = Weighting._normalised
+
+
+def check_expectation(rewards, beta):
     """By enumeration: every combination of one entry per shard, with its probability."""
     decay, count = ExponentialDecay(tau=13), len(rewards)
     whole = one_buffer(rewards, decay).probabilities(NOW)
@@ -103,7 +126,7 @@ def test_the_weighted_parts_have_the_expectation_of_one_buffer(rewards, beta):
         picked = [None if row is None else one_row(m, row) for m, row in zip(masses, rows, strict=True)]
         chance = np.prod([float(p.shares[0]) for p in picked if p is not None])
         drawn = [first + row for first, row in zip(firsts, rows, strict=False) if row is not None]
-        weights = np.concatenate([w for _, w in weigh_all(picked, masses, beta, decay)])
+        weights = np.concatenate([weighed.weights for weighed in weigh_all(picked, masses, beta, decay)])
         # A batch is divided by its own maximum; without that it is an unbiased estimate.
         expectation[drawn] += chance * weights * whole[drawn].min() ** -beta / count
     assert expectation[whole > 0] == pytest.approx(whole[whole > 0] ** (1 - beta), rel=1e-12)
@@ -163,3 +186,43 @@ def test_weights_over_their_sum_have_mean_one_and_the_same_ratios():
     one, other = by_max.sample(16, START, 0.4), by_sum.sample(16, START, 0.4)
     assert other.weights.mean() == pytest.approx(1.0, rel=1e-14)
     assert one.weights / one.weights.sum() == pytest.approx(other.weights / 16, rel=1e-14)
+
+
+@pytest.mark.parametrize("rewards", SHARDS)
+@pytest.mark.parametrize("draw", ["stratified", "gumbel"])
+def test_multiplicities_say_of_how_many_draws_from_one_buffer_each_is_worth(rewards, draw):
+    n, shards = 1 if draw == "gumbel" else 8, shards_of(rewards, InverseDecay(), draw=draw)
+    results = Ranks(len(shards)).run([lambda gather, s=shard: s.sample(n, NOW, 0.0, gather) for shard in shards])
+    for result in results:
+        assert result.multiplicities.tolist() == pytest.approx(result.weights.tolist(), rel=1e-12)
+    if draw == "stratified":
+        assert sum(result.multiplicities.sum() for result in results) == pytest.approx(n * len(shards), rel=1e-12)
+        alone = one_buffer(rewards, InverseDecay()).sample(n, NOW, 0.7)
+        assert alone.multiplicities.tolist() == [1.0] * n
+
+
+@pytest.mark.parametrize("draw", ["newest", "oldest"])
+def test_buffers_count_alike_where_draws_go_by_age(draw):
+    shards = shards_of([(1, 5, 9), (), (1e-9, 2e-9)], ExponentialDecay(tau=3), draw=draw)
+    results = Ranks(3).run([lambda gather, s=shard: s.sample(2, NOW, 0.7, gather) for shard in shards])
+    assert [len(result.ids) for result in results] == [2, 0, 2]
+    for result in results:
+        assert result.probabilities.tolist() == pytest.approx([0.25] * len(result.ids))
+        assert result.weights.tolist() == pytest.approx([1.5] * len(result.ids))
+
+
+def test_whole_groups_over_ranks_have_the_probabilities_of_one_buffer():
+    rewards, decay = [[(1, 2), (7, 2)], [], [(30, 4)]], ExponentialDecay(tau=13)
+    shards = shards_of([()] * 3, decay, draw="groups")
+    together = make_buffer(decay=decay, alpha=0.6, draw="groups")
+    for rank, groups in enumerate(rewards):
+        for group, values in enumerate(groups):
+            items = [make_trajectory((float(value),), group=10 * rank + group) for value in values]
+            for buffer in (shards[rank], together):
+                buffer.add(items, ClockReading(updates=10 * rank))
+    results = Ranks(3).run([lambda gather, s=shard: s.sample(8, NOW, 0.7, gather) for shard in shards])
+    whole = together.probabilities(NOW).reshape(3, 2).mean(axis=1)
+    for rank, result in enumerate(results):
+        for key, probability in zip(result.ids.tolist(), result.probabilities.tolist(), strict=True):
+            assert probability == pytest.approx(whole[rank + key // 2] / whole.sum() / 2, rel=1e-12)
+    assert len(results[1].ids) == 0

@@ -49,15 +49,18 @@ class Echo(gymnasium.Env):
 
 
 class Terse(gymnasium.Env):
-    """Says nothing about its steps and never ends by itself."""
+    """Says what it is told to about its steps, which is nothing by default, and never ends by itself."""
 
     observation_space, action_space = Text(1000), ReplySpace()
+
+    def __init__(self, says=None):
+        self.says = says or {}
 
     def reset(self, *, seed=None, options=None):
         return "Go.", {}
 
     def step(self, action):
-        return "Go on.", 0, False, False, {}
+        return "Go on.", 0, False, False, self.says
 
 
 gymnasium.register(ECHO, Echo)
@@ -237,8 +240,9 @@ def test_an_episode_without_room_for_two_more_tokens_is_truncated(collector, eng
         assert len(completion.token_ids) <= request.max_tokens
 
 
-def test_an_environment_that_says_nothing_about_its_steps_has_valid_ones_and_no_verdict(collector):
-    collection = collector("freshper-test/Terse-v0", max_context=200).collect(plans(groups=1), BORN)
+@pytest.mark.parametrize("says", [{}, {"success": None}])
+def test_an_environment_that_says_nothing_about_its_steps_has_valid_ones_and_no_verdict(collector, says):
+    collection = collector("freshper-test/Terse-v0", max_context=200, says=says).collect(plans(groups=1), BORN)
     assert all(t.success is None and t.invalid_turns == 0 for t in collection.trajectories)
     assert collection.num_valid == collection.num_effective == collection.num_env_steps
 

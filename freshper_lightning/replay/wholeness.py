@@ -1,0 +1,117 @@
+"""Whether a saved state is whole and its parts agree: asked before any of it is taken over."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from freshper_lightning.replay.codec import ALIGNMENT, DIGEST_BYTES, Bytes, complete, digests, showing
+from freshper_lightning.replay.columns import SAVED_TYPES, Integers
+from freshper_lightning.replay.images import complete_images
+
+_PARTS = {"next_id": int, "draws": int, "end": int, "scale": list, "rates": dict, "columns": dict, "trajectories": dict}
+_PACKED_TYPES: dict[str, type[np.generic]] = {
+    "blocks": np.uint8,
+    "sizes": np.int64,
+    "images": np.uint8,
+    "image_sizes": np.int64,
+    "image_names": np.uint8,
+}
+Arrays = dict[str, NDArray[Any]]
+
+
+def require_whole(state: Mapping[str, Any]) -> None:
+    """Does nothing if a state of this format could come from a replay buffer.
+
+    Raises:
+        ValueError: It could not; the message names the part.
+    """
+    for name, kind in _PARTS.items():
+        _require(name in state, name, "is missing")
+        _require(isinstance(state[name], kind), name, f"must be {kind.__name__}, not {type(state[name]).__name__}")
+    for name in ("next_id", "draws", "end"):
+        _require(state[name] >= 0, name, f"must be at least 0, not {state[name]}")
+    scale = state["scale"]
+    numbers = len(scale) == 3 and all(isinstance(value, float) and math.isfinite(value) for value in scale)
+    _require(numbers, "scale", f"must be three finite numbers, not {scale}")
+    columns = _arrays("columns", state["columns"], SAVED_TYPES)
+    _require_columns(columns, state["next_id"], state["end"])
+    _require_trajectories(_arrays("trajectories", state["trajectories"], _PACKED_TYPES), len(columns["ids"]))
+    _require_rates(state["rates"])
+
+
+def _require(holds: bool | np.bool_, part: str, problem: str) -> None:
+    if not holds:
+        raise ValueError(f"the saved replay buffer is damaged: {part} {problem}")
+
+
+def _arrays(part: str, tensors: Mapping[str, Any], types: Mapping[str, type[np.generic]]) -> Arrays:
+    arrays = {}
+    for name, kind in types.items():
+        _require(isinstance(tensors.get(name), torch.Tensor), f"{part}.{name}", "is missing")
+        array = tensors[name].numpy()
+        same = array.ndim == 1 and array.dtype == kind
+        wanted = np.dtype(kind).name
+        _require(same, f"{part}.{name}", f"must be {wanted} [n], not {array.dtype} {list(array.shape)}")
+        arrays[name] = array
+    return arrays
+
+
+def _require_columns(columns: Arrays, next_id: int, end: int) -> None:
+    for name, column in columns.items():
+        count = len(columns["ids"])
+        _require(len(column) == count, f"columns.{name}", f"must have {count} entries, not {len(column)}")
+    for name, bound in (("ids", next_id), ("rows", end)):
+        known = np.concatenate([[-1], columns[name], [bound]])
+        _require((np.diff(known) > 0).all(), f"columns.{name}", f"must increase from 0 to below {bound}")
+    added, since = columns["added"], columns["since"]
+    _require(np.isfinite(added).all() and (np.diff(added) >= 0).all(), "columns.added", "must be finite and never fall")
+    _require(
+        np.isfinite(since).all() and (since >= added).all(), "columns.since", "must be finite and not before added"
+    )
+    _require((columns["log_base"] < np.inf).all(), "columns.log_base", "must be finite, or -inf")
+    _require((columns["log_fresh"] <= 0).all(), "columns.log_fresh", "must be at most 0")
+
+
+def _require_trajectories(packed: Arrays, count: int) -> None:
+    sizes, found = packed["sizes"], len(packed["sizes"])
+    _require(found == count, "trajectories", f"must be {count}, one for each id, not {found}")
+    for name, lengths in (("blocks", sizes), ("images", packed["image_sizes"])):
+        whole = (lengths > 0).all() and not (lengths % ALIGNMENT).any() and int(lengths.sum()) == len(packed[name])
+        _require(whole, f"trajectories.{name}", f"have {len(packed[name])} bytes, other than their sizes say")
+    blocks = np.ascontiguousarray(packed["blocks"])
+    wrong = np.flatnonzero(~complete(blocks, sizes))
+    _require(len(wrong) == 0, "trajectories.blocks", f"do not fit their headers, {len(wrong)} of {count}")
+    whole = complete_images(np.ascontiguousarray(packed["images"]), packed["image_sizes"]).all()
+    _require(whole, "trajectories.images", "do not have the lengths that they name")
+    names = packed["image_names"]
+    known = {names[at : at + DIGEST_BYTES].tobytes() for at in range(0, len(names), DIGEST_BYTES)}
+    fits = len(names) == DIGEST_BYTES * len(packed["image_sizes"]) == DIGEST_BYTES * len(known)
+    _require(fits, "trajectories.image_names", "must be one for each image, all distinct")
+    same = _shown(blocks, sizes) == known
+    _require(same, "trajectories.images", "must be those that trajectories show, and no others")
+
+
+def _shown(blocks: Bytes, sizes: Integers) -> set[bytes]:
+    """Names of the images of encoded trajectories."""
+    indices, ends = showing(blocks, sizes), np.cumsum(sizes)
+    pieces = (blocks[ends[index] - sizes[index] : ends[index]] for index in indices.tolist())
+    return {name for piece in pieces for name in digests(piece)}
+
+
+def _require_rates(rates: Mapping[str, Any]) -> None:
+    tasks, counts = rates.get("tasks"), rates.get("counts")
+    if not isinstance(tasks, list) or not all(isinstance(task, str) for task in tasks):
+        raise ValueError("the saved replay buffer is damaged: rates.tasks must be a list of names")
+    if not isinstance(counts, torch.Tensor) or counts.ndim != 2 or counts.shape[1] != 2:
+        raise ValueError("the saved replay buffer is damaged: rates.counts must be a tensor [n, 2]")
+    arrays, pairs = _arrays("rates", rates, {"task": np.int64, "seed": np.int64}), counts.numpy()
+    equal = len(arrays["task"]) == len(arrays["seed"]) == len(pairs)
+    _require(equal, "rates", "must have a task, a seed and counts of each prompt")
+    known = (arrays["task"] >= 0) & (arrays["task"] < len(tasks))
+    _require(known.all(), "rates.task", f"must be below {len(tasks)}, the number of tasks")
+    possible = (pairs[:, 0] >= 0) & (pairs[:, 0] <= pairs[:, 1]) & (pairs[:, 1] < np.inf)
+    _require(possible.all(), "rates.counts", "must be successes, and at least as many trials")
