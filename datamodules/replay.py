@@ -59,7 +59,8 @@ class ReplayDataModule(LoopDataModule):
             minimum_size: Trajectories that the buffer must hold before it is drawn from; ``batch_size`` by default.
             priority: Base priority.
             decay: Decay of a priority with age; ``none`` (or null) is standard prioritized replay.
-            clock: What age is counted in.
+            clock: What age is counted in, and therefore the unit of ``tau``: ``updates``, ``iterations``, ``lr_path``
+                (sum of learning rates), ``drift`` (nats per token) or ``drift_length`` (sum of sqrt(2 x drift)).
             alpha: Exponent of the priority.
             beta: Exponent of the importance weights at the first update.
             beta_end: Exponent of the importance weights from ``beta_updates`` on.
@@ -138,6 +139,10 @@ class ReplayDataModule(LoopDataModule):
     def add_fresh(self, trajectories: list[Trajectory]) -> None:
         """Put this rank's trajectories of a new iteration into the buffer and make them the fresh ones."""
         self._fresh = self.buffer.add(trajectories, self._now())
+
+    def fresh(self) -> list[Trajectory]:
+        """This rank's trajectories of the present iteration."""
+        return list(self.buffer.get(self._fresh))
 
     def optimizer_batch(self, update: int) -> list[TrajectoryBatch]:
         """The micro-batches of the iteration's ``update``-th optimizer batch, on this rank."""

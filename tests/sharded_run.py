@@ -10,8 +10,9 @@ import torch
 from lightning import Callback
 from torch.distributed.tensor import DTensor
 
+from freshper_lightning.callbacks.drift import choose_probe
 from freshper_lightning.strategies import FSDP2Strategy
-from tests.loop import fit, policy, replay_data
+from tests.loop import fit, policy, replay_data, rollout_callback
 
 
 def full(tensor):
@@ -42,6 +43,8 @@ class Diary(Callback):
                 "totals": (batch.total_tokens, batch.total_sequences),
                 "loss": outputs["observation"].loss,
                 "norm": pl_module.gradient_norm.clone(),
+                "drift": trainer.callbacks[0].clock.drift,
+                "probe": [(t.token_ids, t.turns) for t in choose_probe(trainer.datamodule.fresh(), 1, seed=3)],
                 "parameters": [full(parameter) for parameter in pl_module.parameters()],
             }
         )
@@ -51,9 +54,8 @@ def run(model, folder, ranks):
     diary, module = Diary(), policy(model, lr=0.1, optimizer=torch.optim.SGD)
     options = {"strategy": FSDP2Strategy(), "devices": ranks} if ranks > 1 else {}
     data = replay_data(batch_size=8, replay_updates=2)
-    trainer = fit(
-        folder, module, data, extra=(diary,), accumulate_grad_batches=2, enable_checkpointing=False, **options
-    )
+    options |= {"rollout": rollout_callback(measure_drift=True), "accumulate_grad_batches": 2}
+    trainer = fit(folder, module, data, extra=(diary,), enable_checkpointing=False, **options)
     group = {
         "rows": diary.rows,
         "sharded": diary.sharded,

@@ -7,7 +7,10 @@ import sys
 import pytest
 import torch
 
+from freshper_lightning.policy.net import PolicyNet
+from freshper_lightning.trajectory import Transcript
 from tests.command import ROOT
+from tests.policy.transcripts import alone
 from tests.sharded_run import run
 
 RANKS = 2
@@ -77,3 +80,20 @@ def test_weights_of_a_draw_are_relative_to_the_rarest_of_all_ranks(seen):
             beta = row["beta"] - 0.6 / 20
             expected = (rarest / row["probabilities"]) ** beta
             torch.testing.assert_close(row["weights"].double(), expected, rtol=1e-6, atol=0)
+
+
+def test_drift_is_the_mean_over_the_probes_of_all_ranks(seen, model_path):
+    """From the whole policy after each update: weights that one rank had kept from before it would show."""
+    ranks, _ = seen
+    net, former = PolicyNet.from_pretrained(model_path), 0.0
+    for rows in zip(*(rank["rows"] for rank in ranks), strict=True):
+        probe = [Transcript(*parts) for row in rows for parts in row["probe"]]
+        assert len({row["drift"] for row in rows}) == 1
+        before = torch.cat([alone(net, item)[0] for item in probe])
+        with torch.no_grad():
+            for mine, parameter in zip(net.parameters(), rows[0]["parameters"], strict=True):
+                mine.copy_(parameter)
+        ratio = (torch.cat([alone(net, item)[0] for item in probe]) - before).exp()
+        assert rows[0]["drift"] - former == pytest.approx(float((ratio - 1 - ratio.log()).mean()), rel=1e-2)
+        former = rows[0]["drift"]
+    assert former > 0

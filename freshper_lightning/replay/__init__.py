@@ -1,7 +1,7 @@
 """Prioritized replay of trajectories; usable on its own, without Lightning."""
 
 from freshper_lightning.replay.buffer import ReplayBuffer
-from freshper_lightning.replay.clock import CLOCKS, ClockName, clock_value
+from freshper_lightning.replay.clock import CLOCKS, DRIFT_CLOCKS, ClockName, clock_value
 from freshper_lightning.replay.decay import Decay, ExponentialDecay, InverseDecay, NoDecay, WindowDecay
 from freshper_lightning.replay.draw import Draw
 from freshper_lightning.replay.eviction import Eviction, Fifo, HardAge, Lowest
@@ -32,6 +32,7 @@ from freshper_lightning.trajectory import ClockReading, Trajectory
 
 __all__ = [
     "CLOCKS",
+    "DRIFT_CLOCKS",
     "AbsoluteAdvantage",
     "AbsoluteReward",
     "ClockName",

@@ -26,7 +26,7 @@ from freshper_lightning.replay.success import SuccessRates
 from freshper_lightning.replay.weights import Gather, Weighting, WeightsOver
 from freshper_lightning.trajectory import ClockReading, Trajectory
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 
 class ReplayBuffer(StoredTrajectories):
