@@ -32,7 +32,7 @@ class Diary(Callback):
             return
         batches, self.batches = self.batches, []
         draw = trainer.datamodule.last_draw if batch.phase == "replay" else None
-        self.sharded = any(isinstance(p, DTensor) for p in pl_module.parameters())
+        self.sharded = all(isinstance(p, DTensor) for p in pl_module.parameters())
         self.rows.append(
             {
                 "phase": batch.phase,

@@ -131,5 +131,5 @@ def _log_probs(trainer: Trainer, module: PolicyModule, probe: TrajectoryBatch) -
         forward = (probe.input_ids, probe.position_ids, probe.predicted_from, probe.targets)
         log_probs: Tensor = policy(*forward, module.temperature).log_probs
     if isinstance(policy, FSDPModule):
-        policy.reshard()  # without a backward pass the root would keep these weights through the next update
+        policy.reshard()  # a backward pass would; without one the weights of the root stay gathered
     return log_probs.cpu()
