@@ -4,10 +4,11 @@ python benchmarks/drift_cost.py --model runs/quickstart/policy
 """
 
 import argparse
+import subprocess
+import sys
 from pathlib import Path
 
 from freshper_lightning.callbacks.report import read_scalars
-from freshper_lightning.cli import main as freshper
 
 CONFIGS = ("base", "frozenlake", "freshper", "quickstart")
 
@@ -19,15 +20,22 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=5)
     parser.add_argument("--run", type=Path, default=Path("runs/benchmark/drift_cost"))
     options, further = parser.parse_known_args()
-    stack = [argument for name in CONFIGS for argument in ("-c", f"configs/{name}.yaml")]
-    logs = {"save_dir": options.run.parent, "name": options.run.name, "version": ""}
-    freshper(
-        ["fit", *stack, f"--model.path={options.model}", "--rollout.measure_drift=true"]
-        + ["--rollout.engine.name=transformers", f"--trainer.max_epochs={options.iterations}"]
-        + ["--evaluation.at_start=false", "--report.enabled=false", "--trainer.enable_checkpointing=false"]
-        + [f"--trainer.logger.init_args.{key}={value}" for key, value in logs.items()]
-        + further
-    )
+    settings = {
+        "model.path": options.model,
+        "rollout.measure_drift": "true",
+        "rollout.engine.name": "transformers",
+        "evaluation.at_start": "false",
+        "report.enabled": "false",
+        "trainer.max_epochs": options.iterations,
+        "trainer.enable_checkpointing": "false",
+        "trainer.logger.init_args.save_dir": options.run.parent,
+        "trainer.logger.init_args.name": options.run.name,
+        "trainer.logger.init_args.version": "",
+    }
+    command = [sys.executable, "-m", "freshper_lightning", "fit"]
+    command += [argument for name in CONFIGS for argument in ("-c", f"configs/{name}.yaml")]
+    command += [f"--{key}={value}" for key, value in settings.items()]
+    subprocess.run(command + further, check=True)
     report(options.run)
 
 
