@@ -116,7 +116,8 @@ class ReplayDataModule(LoopDataModule):
                 ``batch_size`` by default.
             priority: Base priority; CustomPriority names a function by its import path.
             decay: Decay of a priority with age; ``none`` (or null) is standard prioritized replay.
-            clock: What age is counted in.
+            clock: What age is counted in, and therefore the unit of ``tau``: ``updates``, ``iterations``, ``lr_path``
+                (sum of learning rates), ``drift`` (nats per token) or ``drift_length`` (sum of sqrt(2 x drift)).
             alpha: Exponent of the priority.
             beta: Exponent of the importance weights at the first update.
             beta_end: Exponent of the importance weights from ``beta_updates`` on.
@@ -241,6 +242,10 @@ class ReplayDataModule(LoopDataModule):
         kept = trajectories if self.withhold is None else self.withhold(trajectories)
         self.buffer.unpin(self._fresh)
         self._fresh = self.buffer.add(kept, self._now(), pin=True)
+
+    def fresh(self) -> list[Trajectory]:
+        """This rank's trajectories of the present iteration."""
+        return list(self.buffer.get(self._fresh))
 
     def optimizer_batch(self, update: int) -> list[TrajectoryBatch]:
         """The micro-batches of the iteration's ``update``-th optimizer batch, on this rank."""

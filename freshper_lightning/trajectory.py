@@ -4,6 +4,7 @@ A :class:`Trajectory` is one finished conversation, exactly as it was sampled. N
 filled in when missing, or inferred from a padding id.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,6 +22,22 @@ class ClockReading:
     """Applied optimizer updates, replay updates included; a skipped update does not count."""
     iteration: int = 0
     """Rollout phases begun so far (what the published code counts age in)."""
+    lr_path: float = 0.0
+    """Sum over applied updates of the learning rate of each."""
+    drift: float = 0.0
+    """Sum over applied updates of the drift d of each, in nats per sampled token; moves only where it is measured."""
+    drift_length: float = 0.0
+    """Sum over applied updates of ``sqrt(2 d)``: the length of the policy's path, whatever the size of its steps."""
+
+    def after_update(self, learning_rate: float, drift: float = 0.0) -> "ClockReading":
+        """The reading after one more applied update, whose drift (at least 0) is as measured, or 0 where it is not."""
+        return replace(
+            self,
+            updates=self.updates + 1,
+            lr_path=self.lr_path + learning_rate,
+            drift=self.drift + drift,
+            drift_length=self.drift_length + math.sqrt(2 * drift),
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,9 +11,10 @@ from lightning import Callback
 from torch.distributed.tensor import DTensor
 
 from datamodules.replay import ReplayDataModule
+from freshper_lightning.callbacks.drift import choose_probe
 from freshper_lightning.replay import AbsoluteAdvantage
 from freshper_lightning.strategies import FSDP2Strategy
-from tests.loop import fit, policy
+from tests.loop import fit, policy, rollout_callback
 
 
 def full(tensor):
@@ -51,7 +52,7 @@ class Diary(Callback):
             return
         batches, self.batches = self.batches, []
         draw = trainer.datamodule.last_draw if batch.phase == "replay" else None
-        self.sharded = any(isinstance(p, DTensor) for p in pl_module.parameters())
+        self.sharded = all(isinstance(p, DTensor) for p in pl_module.parameters())
         self.rows.append(
             {
                 "phase": batch.phase,
@@ -65,6 +66,8 @@ class Diary(Callback):
                 "totals": (batch.total_tokens, batch.total_sequences),
                 "loss": outputs["observation"].loss,
                 "norm": pl_module.gradient_norm.clone(),
+                "drift": trainer.callbacks[0].clock.drift,
+                "probe": [(t.token_ids, t.turns) for t in choose_probe(trainer.datamodule.fresh(), 1, seed=3)],
                 "parameters": [full(parameter) for parameter in pl_module.parameters()],
             }
         )
@@ -75,9 +78,8 @@ def run(model, folder, ranks, draw="stratified", lost=None):
     options = {"strategy": FSDP2Strategy(), "devices": ranks} if ranks > 1 else {}
     settings = {"batch_size": 8, "minimum_size": 4, "replay_updates": 2, "beta_updates": 20, "seed": 3}
     data = LosingData(lost, draw=draw, **settings)
-    trainer = fit(
-        folder, module, data, extra=(diary,), accumulate_grad_batches=2, enable_checkpointing=False, **options
-    )
+    options |= {"rollout": rollout_callback(measure_drift=True), "accumulate_grad_batches": 2}
+    trainer = fit(folder, module, data, extra=(diary,), enable_checkpointing=False, **options)
     group = {
         "rows": diary.rows,
         "sharded": diary.sharded,

@@ -7,7 +7,10 @@ import sys
 import pytest
 import torch
 
+from freshper_lightning.policy.net import PolicyNet
+from freshper_lightning.trajectory import Transcript
 from tests.command import ROOT
+from tests.policy.transcripts import alone
 from tests.sharded_run import run
 
 RANKS = 2
@@ -123,3 +126,20 @@ def test_a_rank_whose_shard_is_empty_goes_along_and_the_others_carry_the_batch(t
             beta = full["beta"] - 0.6 / 20
             torch.testing.assert_close(full["weights"].double(), 2 * (share.min() / share) ** beta, rtol=1e-6, atol=0)
             assert full["totals"][0] == pytest.approx(2 * full["tokens"])
+
+
+def test_drift_is_the_mean_over_the_probes_of_all_ranks(seen, model_path):
+    """From the whole policy after each update: weights that one rank had kept from before it would show."""
+    ranks, _ = seen
+    net, former = PolicyNet.from_pretrained(model_path), 0.0
+    for rows in zip(*(rank["rows"] for rank in ranks), strict=True):
+        probe = [Transcript(*parts) for row in rows for parts in row["probe"]]
+        assert len({row["drift"] for row in rows}) == 1
+        before = torch.cat([alone(net, item)[0] for item in probe])
+        with torch.no_grad():
+            for mine, parameter in zip(net.parameters(), rows[0]["parameters"], strict=True):
+                mine.copy_(parameter)
+        ratio = (torch.cat([alone(net, item)[0] for item in probe]) - before).exp()
+        assert rows[0]["drift"] - former == pytest.approx(float((ratio - 1 - ratio.log()).mean()), rel=1e-2)
+        former = rows[0]["drift"]
+    assert former > 0

@@ -1,6 +1,7 @@
 """What the updates and the replay buffer did in an iteration, for the loggers."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,9 +17,16 @@ from freshper_lightning.callbacks.parts import callback_of, policy_module, repla
 from freshper_lightning.callbacks.rollout import RolloutCallback
 from freshper_lightning.policy.module import StepObservation
 from freshper_lightning.policy.packing import TrajectoryBatch
+from freshper_lightning.replay.clock import ClockName
 
-AGE_EDGES = (1.0, 10.0, 30.0, 100.0, 300.0)
-"""Borders of the age buckets, in units of the buffer's clock."""
+AGE_EDGES: dict[ClockName, tuple[float, ...]] = {
+    "updates": (1.0, 10.0, 30.0, 100.0, 300.0),
+    "iterations": (1.0, 10.0, 30.0, 100.0, 300.0),
+    "lr_path": (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0),
+    "drift": (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0),
+    "drift_length": (1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0, 10.0),
+}
+"""Borders of the age buckets in units of each clock, for runs of any speed: a bucket that stays empty is not logged."""
 
 SHOWN = ("update/demonstration/loss", "update/fresh/loss", "update/replay/ess_token")
 """Metrics on the progress bar."""
@@ -99,13 +107,18 @@ class ReplayMonitor(Callback):
             self.bank.update(f"{prefix}/gradient_norm", module.gradient_norm)
         for name, pieces in current.tokens.items():
             self.bank.update(f"{prefix}/{RENAMED.get(name, name)}", torch.cat(pieces))
-        if current.sequence_log_ratios:
-            self._count_effective_size(current, prefix)
         data = replay_data(trainer)
-        if batch.phase == "replay" and data is not None:
+        if data is None:
+            return
+        if current.sequence_log_ratios:
+            self._count_effective_size(current, prefix, AGE_EDGES[data.buffer.clock])
+        drift = callback_of(trainer, RolloutCallback).drift_meter.latest
+        if drift is not None:
+            self.bank.update("replay/drift_per_update", drift)
+        if batch.phase == "replay":
             self._count_draw(data, current.advantages)
 
-    def _count_effective_size(self, current: _OptimizerBatch, prefix: str) -> None:
+    def _count_effective_size(self, current: _OptimizerBatch, prefix: str, edges: Sequence[float]) -> None:
         """ESS of the behavior weights over their number: of tokens and of whole trajectories, and by age."""
         weights = {
             "token": (torch.cat(current.tokens["log_ratio"]), torch.cat(current.token_ages)),
@@ -113,7 +126,7 @@ class ReplayMonitor(Callback):
         }
         for level, (log_weights, ages) in weights.items():
             self.bank.update(f"{prefix}/ess_{level}", ess_ratio(log_weights))
-            for bucket, ratio in ess_ratio_by_age(log_weights, ages, AGE_EDGES).items():
+            for bucket, ratio in ess_ratio_by_age(log_weights, ages, edges).items():
                 missing = ratio != ratio
                 self.bank.update(f"ess_by_age/{level}/{bucket}", 0.0 if missing else ratio, 0.0 if missing else 1.0)
 
@@ -156,10 +169,17 @@ class ReplayMonitor(Callback):
             "replay/age_buffer": float(ages.mean()) if len(ages) else 0.0,
             "replay/skipped": float(self.skipped),
             "replay/share_of_training": self.trained["replay"] / max(seen, 1),
+            "replay/lr_path": rollout.clock.lr_path,
             "time/sample": data.seconds_sampling,
         }
         data.seconds_sampling = 0.0
-        return metrics
+        return metrics | (self._drift_metrics(rollout) if rollout.measures_drift(data) else {})
+
+    def _drift_metrics(self, rollout: RolloutCallback) -> dict[str, float]:
+        """The clocks of drift, and the seconds that measuring it took."""
+        seconds, rollout.drift_meter.seconds = rollout.drift_meter.seconds, 0.0
+        clock = rollout.clock
+        return {"replay/drift": clock.drift, "replay/drift_length": clock.drift_length, "time/drift": seconds}
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Write out what the loggers hold back: a resumed run logs nothing from before its checkpoint again."""

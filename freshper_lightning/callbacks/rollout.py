@@ -4,7 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import torch
@@ -12,13 +12,17 @@ from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from datamodules.replay import ReplayDataModule
 from freshper_lightning.callbacks.checks import check_configuration
+from freshper_lightning.callbacks.drift import DriftMeter
 from freshper_lightning.callbacks.metrics import log_scalars
 from freshper_lightning.callbacks.parts import data_module, policy_module, replay_data, summary_writers, summing
 from freshper_lightning.callbacks.progress import LoopProgress
 from freshper_lightning.checkpoint import save_end, save_last_good
 from freshper_lightning.errors import NonFiniteError
 from freshper_lightning.policy.module import PolicyModule
+from freshper_lightning.policy.packing import TrajectoryBatch
+from freshper_lightning.replay.clock import DRIFT_CLOCKS
 from freshper_lightning.rollout.collector import Collection, Collector, EnvironmentConfig
 from freshper_lightning.rollout.conversation import ChatFormat, History
 from freshper_lightning.rollout.engine import RolloutEngine
@@ -34,8 +38,8 @@ logger = logging.getLogger(__name__)
 class RolloutCallback(Callback):
     """Every iteration: newest weights to the engine, whole groups from it, advantages once, all into the buffer.
 
-    The clock counts applied updates and rollout phases; it moves after an update, before any checkpoint of it is
-    written. Rollouts are a function of weights, seed and clock alone.
+    The clock counts applied updates, rollout phases, learning rates and, where asked for, drift; it moves after an
+    applied update, before any checkpoint of it is written. Rollouts are a function of weights, seed and clock alone.
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class RolloutCallback(Callback):
         format_penalty: float = 0.0,
         max_failure_share: float = 0.1,
         history: History = "strict",
+        measure_drift: bool = False,
         seed: int = 0,
     ) -> None:
         """Keep the settings; the engine starts when the trainer does.
@@ -61,6 +66,7 @@ class RolloutCallback(Callback):
             format_penalty: Added to the training return for each reply that the environment cannot parse; at most 0.
             max_failure_share: Share of an iteration's episodes that may be lost to failing environments.
             history: ``verbatim`` keeps earlier replies as sampled where the chat template would rewrite them.
+            measure_drift: Measure and log the policy's drift even where ``data.clock`` does not need it.
             seed: Seed of instances and samples.
         """
         for key, value in {"groups": groups, "group_size": group_size}.items():
@@ -76,11 +82,14 @@ class RolloutCallback(Callback):
         self.groups, self.group_size = groups, group_size
         self.format_penalty, self.max_failure_share = format_penalty, max_failure_share
         self.history = history
+        self.measure_drift = measure_drift
         self.seed = seed
         self.clock = ClockReading()
+        self.drift_meter = DriftMeter(seed)
         self.environment_steps = 0
         self.engine: RolloutEngine | None = None
         self._collectors: list[Collector] = []
+        self._learning_rate = 0.0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse what cannot work, before a model is loaded."""
@@ -148,6 +157,7 @@ class RolloutCallback(Callback):
         trajectories = module.algorithm.advantages(collection.trajectories, summing(trainer))
         _warn_without_signal(trajectories)
         data.add_fresh(trajectories)
+        self.drift_meter.restart()
         steps = torch.tensor(float(collection.num_env_steps), dtype=torch.float64)
         self.environment_steps += int(summing(trainer)(steps))
         self._log(trainer, module, collection, time.perf_counter() - start)
@@ -185,6 +195,19 @@ class RolloutCallback(Callback):
         for writer in summary_writers(trainer):
             writer.add_text("rollout/conversation", text, self.clock.updates)
 
+    def measures_drift(self, data: ReplayDataModule) -> bool:
+        """Whether drift is measured: the buffer's clock needs it, or a setting asks for it."""
+        return self.measure_drift or data.buffer.clock in DRIFT_CLOCKS
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: TrajectoryBatch, batch_idx: int
+    ) -> None:
+        """Take what the clock needs from before an update: its learning rate, and the policy that it is to move."""
+        self._learning_rate = float(trainer.optimizers[0].param_groups[0]["lr"])
+        data = replay_data(trainer)
+        if data is not None and self.measures_drift(data) and not batch.skip:
+            self.drift_meter.before(trainer, policy_module(pl_module), data)
+
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -192,9 +215,11 @@ class RolloutCallback(Callback):
         module = policy_module(pl_module)
         if (batch_idx + 1) % trainer.accumulate_grad_batches:
             return
-        if module.applied:
-            self.clock = replace(self.clock, updates=self.clock.updates + 1)
         data = replay_data(trainer)
+        if module.applied:
+            measured = data is not None and self.measures_drift(data)
+            drift = self.drift_meter.after(trainer, module) if measured else 0.0
+            self.clock = self.clock.after_update(self._learning_rate, drift)
         if data is not None:
             data.buffer.prefetch(self.clock)
 
@@ -219,15 +244,11 @@ class RolloutCallback(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """The clock and the environment steps so far."""
-        return {
-            "updates": self.clock.updates,
-            "iteration": self.clock.iteration,
-            "environment_steps": self.environment_steps,
-        }
+        return {**asdict(self.clock), "environment_steps": self.environment_steps}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        self.clock = ClockReading(updates=state_dict["updates"], iteration=state_dict["iteration"])
+        """Restore what :meth:`state_dict` returned; a clock that the state does not know yet starts at 0."""
+        self.clock = ClockReading(**{f.name: state_dict[f.name] for f in fields(ClockReading) if f.name in state_dict})
         self.environment_steps = state_dict["environment_steps"]
 
 

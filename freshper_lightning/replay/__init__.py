@@ -2,7 +2,7 @@
 
 from freshper_lightning.replay.adaptive import AdaptiveTau, LogRatios
 from freshper_lightning.replay.buffer import ReplayBuffer
-from freshper_lightning.replay.clock import CLOCKS, ClockName, clock_value
+from freshper_lightning.replay.clock import CLOCKS, DRIFT_CLOCKS, ClockName, clock_value
 from freshper_lightning.replay.decay import Decay, ExponentialDecay, InverseDecay, NoDecay, WindowDecay
 from freshper_lightning.replay.draw import Draw
 from freshper_lightning.replay.eviction import Eviction, Fifo, HardAge, Lowest
@@ -34,6 +34,7 @@ from freshper_lightning.trajectory import ClockReading, Trajectory
 
 __all__ = [
     "CLOCKS",
+    "DRIFT_CLOCKS",
     "AbsoluteAdvantage",
     "AbsoluteReward",
     "AdaptiveTau",

@@ -27,7 +27,7 @@ from freshper_lightning.replay.weights import Gather, Weighting, WeightsOver
 from freshper_lightning.replay.wholeness import require_whole
 from freshper_lightning.trajectory import ClockReading, Trajectory
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 
 class ReplayBuffer(StoredTrajectories):

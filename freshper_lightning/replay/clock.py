@@ -4,20 +4,22 @@ from typing import Literal, get_args
 
 from freshper_lightning.trajectory import ClockReading
 
-ClockName = Literal["updates", "iterations"]
+ClockName = Literal["updates", "iterations", "lr_path", "drift", "drift_length"]
 """The units that an age can be counted in."""
 
 CLOCKS: tuple[str, ...] = get_args(ClockName)
 
+DRIFT_CLOCKS: tuple[ClockName, ...] = ("drift", "drift_length")
+"""Clocks that stand still unless somebody measures the drift of the policy."""
 
-def clock_value(reading: ClockReading, clock: ClockName) -> int:
+
+def clock_value(reading: ClockReading, clock: ClockName) -> float:
     """The reading in the unit named by ``clock``.
 
     Raises:
         ValueError: ``clock`` is not one of the known units.
     """
-    if clock == "updates":
-        return reading.updates
-    if clock == "iterations":
-        return reading.iteration
-    raise ValueError(f"clock must be one of {', '.join(CLOCKS)}, not {clock!r}")
+    if clock not in CLOCKS:
+        raise ValueError(f"clock must be one of {', '.join(CLOCKS)}, not {clock!r}")
+    value: float = getattr(reading, "iteration" if clock == "iterations" else clock)
+    return value

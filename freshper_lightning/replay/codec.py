@@ -95,7 +95,7 @@ def _pack_header(trajectory: Trajectory, images: int, task: int, half: bool) -> 
     try:
         return _HEADER.pack(*_values_of(trajectory), *lengths, images, task, success, flags)
     except struct.error as error:
-        names = (*_INTEGERS, *(f"born.{name}" for name, _ in _BORN))
+        names = (*_INTEGERS, *(f"born.{name}" for name, kind in _BORN if kind == "q"))
         values = {name: attrgetter(name)(trajectory) for name in names}
         wrong = [f"{name}={value}" for name, value in values.items() if not -(2**63) <= value < 2**63]
         raise ValueError(f"{', '.join(wrong)} of a trajectory must fit in a signed 64-bit integer") from error

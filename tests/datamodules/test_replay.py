@@ -187,7 +187,10 @@ def test_the_state_restores_content_and_what_is_fresh():
         ({"minimum_size": 20_000}, r"data\.minimum_size=20000 must be in \[1, capacity=10000\]"),
         ({"alpha": 2.0}, r"alpha must be in \[0, 1\], not 2\.0"),
         ({"max_bytes": 0}, r"max_bytes must be at least 1.*, not 0"),
-        ({"clock": "seconds"}, r"clock must be one of updates, iterations, not 'seconds'"),
+        (
+            {"clock": "seconds"},
+            r"clock must be one of updates, iterations, lr_path, drift, drift_length, not 'seconds'",
+        ),
         ({"seed": -1}, r"seed must be at least 0, not -1"),
         ({"draw": "uniform"}, r"data\.draw must be one of stratified, gumbel, groups, newest, oldest.*, not 'uniform'"),
         ({"eviction": "lifo"}, r"data\.eviction must be one of fifo, lowest.*, not 'lifo'"),

@@ -58,7 +58,9 @@ def trajectories(draw) -> Trajectory:
         rewards=draw(odd),
         turn_tokens=tuple(lengths),
         advantages=draw(st.none() | odd),
-        born=ClockReading(draw(st.integers(0, 2**62)), draw(st.integers(0, 2**62))),
+        born=ClockReading(
+            draw(st.integers(0, 2**62)), draw(st.integers(0, 2**62)), *(draw(st.floats(0)) for _ in range(3))
+        ),
         **{name: draw(_integers) for name in ("group", "member", "seed", "invalid_turns")},
         **{name: draw(_floats) for name in ("format_penalty", "group_mean", "group_std")},
         success=draw(st.none() | st.booleans()),

@@ -24,7 +24,7 @@ from tests.replay.builders import START, assert_same, assert_same_draw, make_buf
         ("alpha", float("nan"), r"in \[0, 1\]"),
         ("seed", -1, "at least 0"),
         ("max_bytes", 0, "at least 1"),
-        ("clock", "hours", "updates, iterations"),
+        ("clock", "hours", "updates, iterations, lr_path, drift, drift_length"),
         ("draw", "uniform", "stratified, gumbel, groups"),
         ("eviction", "lifo", "fifo, lowest"),
         ("weights", "mean", "max, sum"),

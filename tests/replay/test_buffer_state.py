@@ -90,7 +90,7 @@ def test_a_state_that_does_not_fit_is_refused_and_nothing_changes(parameters, me
 
 
 def test_another_format_version_is_refused():
-    with pytest.raises(ValueError, match="format_version of the saved replay buffer must be 2, not 1"):
+    with pytest.raises(ValueError, match="format_version of the saved replay buffer must be 3, not 1"):
         make_buffer().load_state_dict(make_buffer().state_dict() | {"format_version": 1})
 
 

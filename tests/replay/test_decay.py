@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from freshper_lightning.replay import Decay, ExponentialDecay, InverseDecay, NoDecay, WindowDecay, clock_value
+from freshper_lightning.replay import Decay, ExponentialDecay, InverseDecay, NoDecay, WindowDecay
 from freshper_lightning.trajectory import ClockReading
 from tests.replay.builders import make_buffer, of_rewards
 
@@ -57,16 +57,6 @@ def test_a_bad_tau_is_refused(tau):
 
 def test_decays_compare_by_their_parameters():
     assert ExponentialDecay(tau=5) == ExponentialDecay(tau=5) != ExponentialDecay(tau=6)
-
-
-def test_each_clock_reads_its_own_field():
-    reading = ClockReading(updates=7, iteration=3)
-    assert (clock_value(reading, "updates"), clock_value(reading, "iterations")) == (7, 3)
-
-
-def test_an_unknown_clock_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="updates, iterations, not 'hours'"):
-        clock_value(ClockReading(), "hours")
 
 
 class Broken(Decay):
