@@ -145,12 +145,14 @@ class RolloutCallback(Callback):
         self.clock = replace(self.clock, iteration=self.clock.iteration + 1)
         start = time.perf_counter()
         collection = self._collect(trainer, module)
-        trajectories = module.algorithm.advantages(collection.trajectories, summing(trainer))
+        scorer = module.reference_log_probs
+        trajectories = module.algorithm.advantages(collection.trajectories, summing(trainer), scorer)
         _warn_without_signal(trajectories)
         data.add_fresh(trajectories)
+        filtered = len(collection.trajectories) - len(trajectories)
         steps = torch.tensor(float(collection.num_env_steps), dtype=torch.float64)
         self.environment_steps += int(summing(trainer)(steps))
-        self._log(trainer, module, collection, time.perf_counter() - start)
+        self._log(trainer, module, collection, filtered, time.perf_counter() - start)
 
     def _collect(self, trainer: Trainer, module: PolicyModule) -> Collection:
         collector = self.collector(trainer, module)
@@ -172,10 +174,13 @@ class RolloutCallback(Callback):
                 plans.append(EpisodePlan(group=name, member=member, instance_seed=instance, sampling_key=key))
         return plans
 
-    def _log(self, trainer: Trainer, module: PolicyModule, collection: Collection, seconds: float) -> None:
+    def _log(
+        self, trainer: Trainer, module: PolicyModule, collection: Collection, filtered: int, seconds: float
+    ) -> None:
         summary = summarize(collection, summing(trainer))
         speed = {"time/engine_tokens_per_second": summary.pop("engine_tokens_per_second")}
         metrics = {f"rollout/{name}": value for name, value in summary.items()} | speed
+        metrics["rollout/filtered"] = float(summing(trainer)(torch.tensor(float(filtered))))
         metrics["rollout/environment_steps"] = float(self.environment_steps)
         metrics["time/rollout"] = seconds
         log_scalars(trainer, metrics, self.clock.updates)
