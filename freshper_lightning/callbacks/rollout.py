@@ -149,10 +149,11 @@ class RolloutCallback(Callback):
         trajectories = module.algorithm.advantages(collection.trajectories, summing(trainer), scorer)
         _warn_without_signal(trajectories)
         data.add_fresh(trajectories)
-        filtered = len(collection.trajectories) - len(trajectories)
+        filtered = torch.tensor(float(len(collection.trajectories) - len(trajectories)))
         steps = torch.tensor(float(collection.num_env_steps), dtype=torch.float64)
         self.environment_steps += int(summing(trainer)(steps))
-        self._log(trainer, module, collection, filtered, time.perf_counter() - start)
+        log_scalars(trainer, {"rollout/filtered": float(summing(trainer)(filtered))}, self.clock.updates)
+        self._log(trainer, module, collection, time.perf_counter() - start)
 
     def _collect(self, trainer: Trainer, module: PolicyModule) -> Collection:
         collector = self.collector(trainer, module)
@@ -174,13 +175,10 @@ class RolloutCallback(Callback):
                 plans.append(EpisodePlan(group=name, member=member, instance_seed=instance, sampling_key=key))
         return plans
 
-    def _log(
-        self, trainer: Trainer, module: PolicyModule, collection: Collection, filtered: int, seconds: float
-    ) -> None:
+    def _log(self, trainer: Trainer, module: PolicyModule, collection: Collection, seconds: float) -> None:
         summary = summarize(collection, summing(trainer))
         speed = {"time/engine_tokens_per_second": summary.pop("engine_tokens_per_second")}
         metrics = {f"rollout/{name}": value for name, value in summary.items()} | speed
-        metrics["rollout/filtered"] = float(summing(trainer)(torch.tensor(float(filtered))))
         metrics["rollout/environment_steps"] = float(self.environment_steps)
         metrics["time/rollout"] = seconds
         log_scalars(trainer, metrics, self.clock.updates)
