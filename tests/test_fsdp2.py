@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 
+from freshper_lightning.algorithms.ess import ess_ratio
 from tests.command import ROOT
 from tests.sharded_run import run
 
@@ -77,3 +78,12 @@ def test_weights_of_a_draw_are_relative_to_the_rarest_of_all_ranks(seen):
             beta = row["beta"] - 0.6 / 20
             expected = (rarest / row["probabilities"]) ** beta
             torch.testing.assert_close(row["weights"].double(), expected, rtol=1e-6, atol=0)
+
+
+def test_the_guard_decides_on_the_weights_of_all_ranks(seen):
+    ranks, _ = seen
+    for rows in zip(*(rank["rows"] for rank in ranks), strict=True):
+        ratio = ess_ratio(torch.cat([row["log_weights"] for row in rows]))
+        expected = 1.0 if rows[0]["phase"] == "fresh" else ratio**0.5
+        assert [row["factor"] for row in rows] == pytest.approx([expected] * RANKS, rel=1e-9)
+    assert min(row["factor"] for row in ranks[0]["rows"]) < 1
