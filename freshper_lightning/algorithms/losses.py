@@ -24,7 +24,7 @@ def clipped_surrogate(
     """PPO's pessimistic surrogate [S] (arXiv:1707.06347, eq. 7) and where it has lost its gradient (bool [S]).
 
     The minimum of rho A and clip(rho, 1 - low, 1 + high) A is A times rho clamped from above for A > 0 and from
-    below for A < 0. ``high`` apart from ``low`` is DAPO's clip-higher (arXiv:2503.14476, eq. 8). The dual clip
+    below for A < 0. ``high`` apart from ``low`` is DAPO's clip-higher (arXiv:2503.14476, section 3.1). The dual clip
     (arXiv:1912.09729, eq. 5) also bounds rho by ``dual`` > 1, only where A < 0.
     """
     negative = advantages < 0

@@ -36,7 +36,7 @@ def policy_ratio(log_ratio: Tensor, segments: Tensor, lengths: Tensor, level: Le
 
     A token's own ratio is that of PPO. The geometric mean is GSPO's (arXiv:2507.18071, eq. 7), the product the plain
     sequence ratio. Both are one value for a conversation, and each token is its own path for the gradient (GSPO-token,
-    eq. 13-14): under one advantage for the whole conversation the sum over its tokens has the gradient of
+    section 4.3): under one advantage for the whole conversation the sum over its tokens has the gradient of
     length x (geometric mean) x A, or the gradient that the product x A has by itself. Advantages that differ between
     turns reach their own turns only.
     """
