@@ -100,7 +100,7 @@ class Transcript:
 class Trajectory(Transcript):
     """One episode; every sampled token carries the log-probability that it was sampled with.
 
-    ``advantages`` is ``None`` until :meth:`freshper_lightning.algorithms.algorithm.Algorithm.advantages` has run, once,
+    ``advantages`` is ``None`` until :meth:`freshper_lightning.algorithms.base.Algorithm.advantages` has run, once,
     on whole groups.
     """
 
@@ -131,7 +131,7 @@ class Trajectory(Transcript):
     advantages: Tensor | None = None
     """float32 [T]: one advantage per turn, frozen at collection."""
     group_mean: float = float("nan")
-    """Mean training return of the group at collection."""
+    """Mean training return of the group at collection, less the KL penalty where there is one."""
     group_std: float = float("nan")
     """Standard deviation (biased) of the group's training returns at collection."""
     images: tuple[bytes, ...] = ()

@@ -11,6 +11,8 @@ from lightning import Callback
 from torch.distributed.tensor import DTensor
 
 from datamodules.replay import ReplayDataModule
+from freshper_lightning.algorithms import GRPO, ESSGuard
+from freshper_lightning.algorithms.ess import sequence_log_weights
 from freshper_lightning.callbacks.drift import choose_probe
 from freshper_lightning.replay import AbsoluteAdvantage
 from freshper_lightning.strategies import FSDP2Strategy
@@ -44,13 +46,16 @@ class Diary(Callback):
     """One row per optimizer batch: what this rank was given, and the whole policy afterwards."""
 
     def __init__(self):
-        self.rows, self.sharded, self.batches = [], False, []
+        self.rows, self.sharded, self.batches, self.log_weights = [], False, [], []
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         self.batches.append(batch)
+        log_ratio = outputs["observation"].token_metrics["log_ratio"]
+        self.log_weights.append(sequence_log_weights(log_ratio, batch.segments, len(batch.ids)))
         if (batch_idx + 1) % trainer.accumulate_grad_batches:
             return
         batches, self.batches = self.batches, []
+        log_weights, self.log_weights = torch.cat(self.log_weights), []
         draw = trainer.datamodule.last_draw if batch.phase == "replay" else None
         self.sharded = all(isinstance(p, DTensor) for p in pl_module.parameters())
         self.rows.append(
@@ -65,16 +70,20 @@ class Diary(Callback):
                 "beta": trainer.datamodule.current_beta(),
                 "totals": (batch.total_tokens, batch.total_sequences),
                 "loss": outputs["observation"].loss,
+                "log_weights": log_weights,
+                "factor": pl_module.guard_factor,
                 "norm": pl_module.gradient_norm.clone(),
                 "drift": trainer.callbacks[0].clock.drift,
                 "probe": [(t.token_ids, t.turns) for t in choose_probe(trainer.datamodule.fresh(), 1, seed=3)],
-                "parameters": [full(parameter) for parameter in pl_module.parameters()],
+                "parameters": [full(parameter) for parameter in pl_module.policy.parameters()],
             }
         )
 
 
 def run(model, folder, ranks, draw="stratified", lost=None):
-    diary, module = Diary(), policy(model, lr=0.1, optimizer=torch.optim.SGD)
+    algorithm = GRPO(kl_coefficient=0.01, kl_in="reward", kl_estimator="k1")
+    guard = ESSGuard(ess_sequence=1.0)
+    diary, module = Diary(), policy(model, lr=0.1, optimizer=torch.optim.SGD, algorithm=algorithm, guard=guard)
     options = {"strategy": FSDP2Strategy(), "devices": ranks} if ranks > 1 else {}
     settings = {"batch_size": 8, "minimum_size": 4, "replay_updates": 2, "beta_updates": 20, "seed": 3}
     data = LosingData(lost, draw=draw, **settings)

@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 
+from freshper_lightning.algorithms.ess import ess_ratio
 from freshper_lightning.policy.net import PolicyNet
 from freshper_lightning.trajectory import Transcript
 from tests.command import ROOT
@@ -143,3 +144,12 @@ def test_drift_is_the_mean_over_the_probes_of_all_ranks(seen, model_path):
         assert rows[0]["drift"] - former == pytest.approx(float((ratio - 1 - ratio.log()).mean()), rel=1e-2)
         former = rows[0]["drift"]
     assert former > 0
+
+
+def test_the_guard_decides_on_the_weights_of_all_ranks(seen):
+    ranks, _ = seen
+    for rows in zip(*(rank["rows"] for rank in ranks), strict=True):
+        ratio = ess_ratio(torch.cat([row["log_weights"] for row in rows]))
+        expected = 1.0 if rows[0]["phase"] == "fresh" else ratio**0.5
+        assert [row["factor"] for row in rows] == pytest.approx([expected] * RANKS, rel=1e-9)
+    assert min(row["factor"] for row in ranks[0]["rows"]) < 1

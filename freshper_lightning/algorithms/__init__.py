@@ -1,6 +1,40 @@
 """Advantages, losses and diagnostics as pure functions; an :class:`Algorithm` is the settings that select them."""
 
-from freshper_lightning.algorithms.algorithm import GRPO, SFT, Algorithm, Reinforce
+from freshper_lightning.algorithms.algorithm import GRPO, SFT, Reinforce
+from freshper_lightning.algorithms.base import Algorithm
+from freshper_lightning.algorithms.ess_guard import ESSGuard
 from freshper_lightning.algorithms.inputs import LossInputs, LossOutput
+from freshper_lightning.algorithms.presets import (
+    CISPO,
+    DAPO,
+    GSPO,
+    M2PO,
+    MIS,
+    RLOO,
+    TIS,
+    TOPR,
+    DecoupledPPO,
+    DrGRPO,
+    ReinforcePlusPlusBaseline,
+)
 
-__all__ = ["GRPO", "SFT", "Algorithm", "LossInputs", "LossOutput", "Reinforce"]
+__all__ = [
+    "CISPO",
+    "DAPO",
+    "GRPO",
+    "GSPO",
+    "M2PO",
+    "MIS",
+    "RLOO",
+    "SFT",
+    "TIS",
+    "TOPR",
+    "Algorithm",
+    "DecoupledPPO",
+    "DrGRPO",
+    "ESSGuard",
+    "LossInputs",
+    "LossOutput",
+    "Reinforce",
+    "ReinforcePlusPlusBaseline",
+]

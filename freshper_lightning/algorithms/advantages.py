@@ -13,13 +13,16 @@ from torch import Tensor
 
 from freshper_lightning.trajectory import Trajectory
 
-Baseline = Literal["none", "mean", "mean_std"]
-"""What a return is set against: nothing, its group's mean, or that mean in units of the group's deviation."""
+Baseline = Literal["none", "mean", "mean_std", "leave_one_out"]
+"""What a return is set against: nothing, its group's mean, that in units of the group's deviation, the others' mean."""
 
 BASELINES: tuple[str, ...] = get_args(Baseline)
 
 Reduce = Callable[[Tensor], Tensor]
 """Sum of a float64 tensor over all ranks; called equally often on each of them, also where a rank has no data."""
+
+Penalty = Callable[[Sequence[Trajectory]], Tensor]
+"""Float64 [N]: what is taken off the return of each trajectory; called once on each rank, also where it has no data."""
 
 EPSILON = 1e-6
 """Added to every standard deviation that divides; one of at most this, relative to max(1, |mean|), counts as zero."""
@@ -32,13 +35,16 @@ def compute_advantages(
     baseline: Baseline,
     whiten: bool,
     clip: float | None,
+    group_filter: float | None = None,
+    penalty: Penalty | None = None,
 ) -> list[Trajectory]:
     """Every turn of an episode gets the episode's undiscounted advantage, once and for good.
 
     The outcome is the training return (score plus format penalty). REINFORCE++ (arXiv:2501.03262) is baseline ``none``
-    with whitening, GRPO (arXiv:2402.03300) is ``mean_std`` alone, Dr. GRPO (arXiv:2503.20783) is ``mean`` alone, and
-    FreshPER (arXiv:2604.16918) is ``mean_std``, whitening and a clip. Whitening shifts every turn by the mean over
-    tokens, those of groups without variance too.
+    with whitening, its variant with a baseline is ``mean`` with whitening, GRPO (arXiv:2402.03300) is ``mean_std``
+    alone, Dr. GRPO (arXiv:2503.20783) is ``mean`` alone, RLOO (arXiv:2402.14740) is ``leave_one_out``, and FreshPER
+    (arXiv:2604.16918) is ``mean_std``, whitening and a clip. Whitening shifts every turn by the mean over tokens, those
+    of groups without variance too.
 
     Args:
         trajectories: Whole groups, in any order; may be empty on some ranks. A group never spans ranks.
@@ -46,20 +52,26 @@ def compute_advantages(
         baseline: See :func:`group_advantages`.
         whiten: See :func:`whitened`; each turn weighs as much as it has sampled tokens.
         clip: Largest absolute value of the result, or ``None``.
+        group_filter: See :func:`informative`; ``None`` keeps all groups.
+        penalty: Taken off the outcomes of what the filter has kept.
 
     Returns:
-        The trajectories in the order given, with ``advantages`` [T], ``group_mean`` and ``group_std`` (biased).
+        The trajectories that were kept, in the order given, with ``advantages`` [T], and with ``group_mean`` and
+        ``group_std`` (biased) of what the baseline saw.
 
     Raises:
         ValueError: Groups of different sizes or of one member, a member that occurs twice, a return that is not
             finite, or a trajectory that has its advantages already.
     """
-    check_groups(trajectories, baseline)
-    returns = torch.tensor([trajectory.training_return for trajectory in trajectories], dtype=torch.float64)
-    groups = torch.tensor([trajectory.group for trajectory in trajectories], dtype=torch.int64)
+    size = check_groups(trajectories, baseline)
+    if group_filter is not None:
+        trajectories = informative(trajectories, group_filter)
+    returns, groups = _outcomes(trajectories)
+    if penalty is not None:
+        returns = returns - penalty(trajectories)
     mean, std = group_statistics(returns, groups)
     turn_counts = torch.tensor([trajectory.num_turns for trajectory in trajectories], dtype=torch.int64)
-    per_turn = group_advantages(returns, mean, std, baseline).repeat_interleave(turn_counts)
+    per_turn = group_advantages(returns, mean, std, size, baseline).repeat_interleave(turn_counts)
     if whiten:
         per_turn = whitened(per_turn, turn_weights(trajectories), reduce)
     if clip is not None:
@@ -69,6 +81,23 @@ def compute_advantages(
         trajectory.with_advantages(piece, float(group_mean), float(group_std))
         for trajectory, piece, group_mean, group_std in zip(trajectories, pieces, mean, std, strict=True)
     ]
+
+
+def informative(trajectories: Sequence[Trajectory], tolerance: float) -> list[Trajectory]:
+    """The trajectories of groups whose outcomes deviate by more than ``tolerance`` (biased standard deviation).
+
+    The rest is as if it had not been collected (DAPO's dynamic sampling, arXiv:2503.14476, section 3.2, without
+    sampling again): it takes no part in whitening, in the fresh pass and its counts, or in the replay buffer. The test
+    is on training returns, before any KL penalty, which differs between members whose outcomes do not.
+    """
+    _, std = group_statistics(*_outcomes(trajectories))
+    return [trajectory for trajectory, deviation in zip(trajectories, std, strict=True) if deviation > tolerance]
+
+
+def _outcomes(trajectories: Sequence[Trajectory]) -> tuple[Tensor, Tensor]:
+    """Training returns (float64 [N]) and groups (int64 [N])."""
+    returns = torch.tensor([trajectory.training_return for trajectory in trajectories], dtype=torch.float64)
+    return returns, torch.tensor([trajectory.group for trajectory in trajectories], dtype=torch.int64)
 
 
 def group_statistics(returns: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,14 +112,17 @@ def group_statistics(returns: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
     return mean, group_average((returns - mean).square()).sqrt()
 
 
-def group_advantages(returns: Tensor, mean: Tensor, std: Tensor, baseline: Baseline) -> Tensor:
-    """Returns [N] against the statistics of their groups [N]; a group of equal returns gives exactly 0.
+def group_advantages(returns: Tensor, mean: Tensor, std: Tensor, size: int, baseline: Baseline) -> Tensor:
+    """Returns [N] against the statistics of their groups [N] of ``size``; equal returns in a group give exactly 0.
 
-    ``none`` leaves the returns, ``mean`` subtracts the mean, ``mean_std`` also divides by std + ``EPSILON``.
+    ``none`` leaves the returns, ``mean`` subtracts the mean, ``mean_std`` also divides by std + ``EPSILON``, and
+    ``leave_one_out`` subtracts the mean of the other members, which is ``mean`` times size / (size - 1).
     """
     if baseline == "none":
         return returns
     centered = _centered(returns, mean, std)
+    if baseline == "leave_one_out":
+        return centered * (size / (size - 1))
     return centered if baseline == "mean" else centered / (std + EPSILON)
 
 
@@ -112,8 +144,12 @@ def turn_weights(trajectories: Sequence[Trajectory]) -> Tensor:
     return torch.cat([torch.empty(0, dtype=torch.int64), *lengths]).double()
 
 
-def check_groups(trajectories: Sequence[Trajectory], baseline: Baseline) -> None:
-    """Refuse what would give silently wrong advantages; see :func:`compute_advantages`."""
+def check_groups(trajectories: Sequence[Trajectory], baseline: Baseline) -> int:
+    """The size of a group (0 without trajectories); refuses what would give silently wrong advantages.
+
+    Raises:
+        ValueError: See :func:`compute_advantages`.
+    """
     members: dict[int, list[int]] = {}
     for trajectory in trajectories:
         _check_trajectory(trajectory)
@@ -129,6 +165,7 @@ def check_groups(trajectories: Sequence[Trajectory], baseline: Baseline) -> None
             )
     if baseline != "none" and 1 in sizes.values():
         raise ValueError(f"baseline {baseline!r} needs groups of at least 2 members: alone, every advantage would be 0")
+    return next(iter(sizes.values()), 0)
 
 
 def _check_trajectory(trajectory: Trajectory) -> None:

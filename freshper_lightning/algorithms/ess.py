@@ -3,11 +3,40 @@
 Weights come as logarithms in any common unit, so that nothing overflows. Results are Python floats for logging.
 """
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor
+
+
+def weight_moments(log_weights: Tensor) -> Tensor:
+    """What is to be known of log w [N] for its effective sample size: float64 [3], log sum w, log sum w**2 and N.
+
+    A log-weight of -inf is a sample of no weight; an empty set has the moments -inf, -inf and 0.
+
+    Raises:
+        ValueError: A log-weight is NaN or +inf.
+    """
+    log_weights = log_weights.detach().double().flatten()
+    if bool((log_weights.isnan() | log_weights.isposinf()).any()):
+        raise ValueError("log_weights must be finite or -inf")
+    count = torch.tensor(log_weights.numel(), dtype=torch.float64, device=log_weights.device)
+    return torch.stack([log_weights.logsumexp(0), (2 * log_weights).logsumexp(0), count])
+
+
+def pooled_moments(moments: Tensor) -> Tensor:
+    """The moments [3] of the union of K disjoint sets, for the moments [K, 3] of each."""
+    return torch.cat([moments[:, :2].logsumexp(0), moments[:, 2:].sum(0)])
+
+
+def ess_of_moments(moments: Tensor) -> float:
+    """Kish's (sum w)**2 / sum w**2, between 1 and N, of moments [3]; NaN where there is no weight at all."""
+    log_sum, log_sum_of_squares, count = map(float, moments)
+    if log_sum == -math.inf:
+        return math.nan
+    return min(max(math.exp(2 * log_sum - log_sum_of_squares), 1.0), count)
 
 
 def effective_sample_size(log_weights: Tensor) -> float:
@@ -18,13 +47,7 @@ def effective_sample_size(log_weights: Tensor) -> float:
     Raises:
         ValueError: A log-weight is NaN or +inf.
     """
-    log_weights = log_weights.detach().double().flatten()
-    if bool((log_weights.isnan() | log_weights.isposinf()).any()):
-        raise ValueError("log_weights must be finite or -inf")
-    if bool(log_weights.isneginf().all()):
-        return float("nan")
-    log_size = 2 * log_weights.logsumexp(0) - (2 * log_weights).logsumexp(0)
-    return float(log_size.exp().clamp(1.0, log_weights.numel()))
+    return ess_of_moments(weight_moments(log_weights))
 
 
 def ess_ratio(log_weights: Tensor) -> float:

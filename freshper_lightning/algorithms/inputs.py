@@ -7,9 +7,13 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class LossInputs:
-    """Everything that a loss may look at, flat over the ``S`` sampled tokens of one micro-batch.
+    """Everything that a loss may look at, flat over the ``S`` sampled tokens of a micro-batch's ``B`` conversations.
 
-    The weight of the draw and the correction of the behaviour policy are two things: ``importance_weights`` says how a
+    A conversation is never split over micro-batches, so that what a loss computes per conversation does not depend on
+    how an optimizer batch is split. Three policies have three names: *behavior* sampled the tokens, *proximal* is the
+    trainer's at the start of a replay epoch, and the current one has the gradient.
+
+    The weight of the draw and the correction of the behavior policy are two things: ``importance_weights`` says how a
     trajectory was drawn, the ratio of ``log_probs`` to ``behavior_log_probs`` says who acted. They are multiplied at
     the end and logged apart.
     """
@@ -24,10 +28,16 @@ class LossInputs:
     """float32 [S]: the aggregation, see :func:`freshper_lightning.algorithms.losses.aggregation_coefficients`."""
     importance_weights: Tensor
     """float32 [S]: prioritized-replay weight of the token's trajectory; 1 for fresh data."""
+    segments: Tensor
+    """int64 [S]: which of the B conversations the token belongs to."""
+    lengths: Tensor
+    """int64 [B]: sampled tokens of each conversation."""
+    proximal_log_probs: Tensor | None = None
+    """float32 [S]: the trainer before the first update of the replay epoch, where a loss asks for it."""
     entropy: Tensor | None = None
     """float32 [S], with gradient where an entropy bonus is asked for: entropy of the full distribution, in nats."""
     reference_log_probs: Tensor | None = None
-    """float32 [S]: the frozen reference policy, where a KL term is asked for."""
+    """float32 [S]: the frozen reference policy, where a KL term in the loss is asked for."""
 
 
 @dataclass(slots=True)

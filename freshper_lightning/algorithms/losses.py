@@ -5,18 +5,17 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum"]
-"""Mean over tokens; mean over sequences of the mean over tokens; mean over sequences of the sum over tokens."""
+from freshper_lightning.algorithms.ratios import LOG_RATIO_BOUND
+
+Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "constant"]
+"""Mean over tokens; or mean over sequences of the mean over tokens, of their sum, of their sum over a constant."""
 
 AGGREGATIONS: tuple[str, ...] = get_args(Aggregation)
 
-LOG_RATIO_BOUND = 20.0
-"""Largest absolute log-ratio, in nats, that is exponentiated; beyond it the ratio is constant."""
+KLEstimator = Literal["k1", "k2", "k3"]
+"""Estimators of KL(current || reference) per token (Schulman 2020)."""
 
-
-def importance_ratio(log_ratio: Tensor) -> Tensor:
-    """Ratio of current to behavior probability [S], in [e**-20, e**20]; without gradient beyond these bounds."""
-    return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
+KL_ESTIMATORS: tuple[str, ...] = get_args(KLEstimator)
 
 
 def clipped_surrogate(
@@ -25,7 +24,8 @@ def clipped_surrogate(
     """PPO's pessimistic surrogate [S] (arXiv:1707.06347, eq. 7) and where it has lost its gradient (bool [S]).
 
     The minimum of rho A and clip(rho, 1 - low, 1 + high) A is A times rho clamped from above for A > 0 and from
-    below for A < 0. The dual clip (arXiv:1912.09729, eq. 5) also bounds rho by ``dual`` > 1, only where A < 0.
+    below for A < 0. ``high`` apart from ``low`` is DAPO's clip-higher (arXiv:2503.14476, section 3.1). The dual clip
+    (arXiv:1912.09729, eq. 5) also bounds rho by ``dual`` > 1, only where A < 0.
     """
     negative = advantages < 0
     floor = torch.where(negative, ratio.new_full((), 1.0 - low), 0.0)
@@ -34,14 +34,22 @@ def clipped_surrogate(
     return ratio.clamp(floor, ceiling) * advantages, clipped
 
 
-def truncated_surrogate(log_probs: Tensor, ratio: Tensor, advantages: Tensor, cap: float) -> tuple[Tensor, Tensor]:
-    """Policy-gradient surrogate [S] under the weight min(rho, cap), and where the cap holds (bool [S]).
+def clipped_weight_surrogate(
+    log_probs: Tensor, ratio: Tensor, advantages: Tensor, low: float, high: float
+) -> tuple[Tensor, Tensor]:
+    """CISPO's surrogate [S] (MiniMax-M1, arXiv:2506.13585, eq. 4-5) and where the weight is clipped (bool [S]).
 
-    The weight is a constant: the gradient is min(rho, cap) A grad log pi for every token, and none is dropped
-    (truncated importance sampling, Ionides 2008, per token).
+    The weight clip(rho, 1 - low, 1 + high) is a constant, so that no token loses its gradient; ``low`` = 1 bounds
+    it from above only.
     """
-    weights = ratio.detach().clamp(max=cap)
-    return weights * advantages * log_probs, ratio > cap
+    constant = ratio.detach()
+    clipped = (constant < 1.0 - low) | (constant > 1.0 + high)
+    return weighted_surrogate(log_probs, constant.clamp(1.0 - low, 1.0 + high), advantages), clipped
+
+
+def weighted_surrogate(log_probs: Tensor, weights: Tensor, advantages: Tensor) -> Tensor:
+    """Policy-gradient surrogate [S]: the gradient is weight x A x grad log pi, where the weight is a constant."""
+    return weights.detach() * advantages * log_probs
 
 
 def k3(log_ratio: Tensor) -> Tensor:
@@ -54,14 +62,41 @@ def k3(log_ratio: Tensor) -> Tensor:
     return bounded.expm1() - bounded
 
 
+def kl_loss(log_probs: Tensor, reference: Tensor, estimator: KLEstimator, ratio: Tensor | None) -> Tensor:
+    """KL(current || reference) per token [S], as a term of the loss.
+
+    k2 is (log pi - log pi_ref)**2 / 2, whose expected gradient is that of the divergence on samples of the current
+    policy (arXiv:2510.01555, arXiv:2512.21852); k3 has its value. On samples of another policy ``ratio`` [S], current
+    to behavior, reweighs: k3 is multiplied by it, gradient included, whose expectation is the divergence itself
+    (DeepSeek-V3.2, technical report, section 3.1); k2 by its value, since only k2's gradient is to be reweighed.
+
+    Raises:
+        ValueError: The estimator is k1, whose gradient is 0 on average and pulls nowhere.
+    """
+    if estimator == "k1":
+        raise ValueError("kl_estimator 'k1' has no expected gradient as a loss; allowed are k2, k3")
+    if estimator == "k2":
+        estimate = (log_probs - reference).square() / 2
+        return estimate if ratio is None else ratio.detach() * estimate
+    estimate = k3(reference - log_probs)
+    return estimate if ratio is None else ratio * estimate
+
+
 def aggregation_coefficients(
-    kind: Aggregation, segments: Tensor, lengths: Tensor, total_tokens: float, total_sequences: float
+    kind: Aggregation,
+    segments: Tensor,
+    lengths: Tensor,
+    total_tokens: float,
+    total_sequences: float,
+    constant: float | None = None,
 ) -> Tensor:
     """Coefficient of each token's loss (float32 [S]), independent of how the optimizer batch is split and packed.
 
-    ``token_mean`` is 1 / total_tokens, ``sequence_mean`` is 1 / (length x total_sequences), ``sequence_sum`` is
-    1 / total_sequences. The caller multiplies by the number of micro-batches and of ranks, over which gradients are
-    averaged. Totals of zero, as in a skipped update, give coefficients of zero.
+    ``token_mean`` is 1 / total_tokens (DAPO, arXiv:2503.14476), ``sequence_mean`` is 1 / (length x total_sequences)
+    (GRPO, arXiv:2402.03300), ``sequence_sum`` is 1 / total_sequences, and ``constant`` is
+    1 / (constant x total_sequences) (Dr. GRPO, arXiv:2503.20783). Every token that was sampled counts, also one that a
+    mask takes the gradient from. The caller multiplies by the number of micro-batches and of ranks, over which
+    gradients are averaged. Totals of zero, as in a skipped update, give coefficients of zero.
 
     Args:
         kind: The aggregation.
@@ -69,18 +104,21 @@ def aggregation_coefficients(
         lengths: [B]: sampled tokens of each trajectory of the micro-batch.
         total_tokens: Sampled tokens of the whole optimizer batch, over all ranks and micro-batches.
         total_sequences: Trajectories of the whole optimizer batch, over all ranks and micro-batches.
+        constant: Divisor of ``constant``, in tokens; for the other aggregations ``None``.
 
     Raises:
-        ValueError: ``kind`` is not one of the known aggregations.
+        ValueError: ``kind`` is not one of the known aggregations, or ``constant`` does not go with it.
     """
     if kind not in AGGREGATIONS:
         raise ValueError(f"aggregation must be one of {', '.join(AGGREGATIONS)}, not {kind!r}")
+    if (constant is None) == (kind == "constant"):
+        raise ValueError(f"the divisor of aggregation {kind!r} cannot be {constant}")
     total = total_tokens if kind == "token_mean" else total_sequences
     if total == 0:
         return torch.zeros(segments.shape, device=segments.device)
     if kind == "sequence_mean":
         return (1.0 / (lengths.double() * total))[segments].float()
-    return torch.full(segments.shape, 1.0 / total, device=segments.device)
+    return torch.full(segments.shape, 1.0 / (total * (constant or 1.0)), device=segments.device)
 
 
 def weighted_loss(token_loss: Tensor, coefficients: Tensor, importance_weights: Tensor) -> Tensor:

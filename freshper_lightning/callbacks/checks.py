@@ -37,6 +37,7 @@ def check_configuration(trainer: Trainer, module: PolicyModule, rollout: "Rollou
     _check_temperature(module, rollout)
     _check_data(trainer, module)
     _check_group(module, rollout)
+    _check_replay_epoch(trainer, module, rollout)
     _check_ranks(trainer, rollout)
     _check_tokenizer(module, rollout)
     check_environment("rollout.environment", rollout.environment)
@@ -159,10 +160,28 @@ def _check_data(trainer: Trainer, module: PolicyModule) -> None:
 
 def _check_group(module: PolicyModule, rollout: "RolloutCallback") -> None:
     algorithm = module.algorithm
-    if isinstance(algorithm, Reinforce) and algorithm.baseline != "none" and rollout.group_size < 2:
+    if not isinstance(algorithm, Reinforce) or rollout.group_size >= 2:
+        return
+    if algorithm.baseline != "none":
         raise ConfigurationError(
             f"rollout.group_size={rollout.group_size} must be at least 2 for model.algorithm.baseline="
             f"{algorithm.baseline!r}: the advantage of a group of one is 0"
+        )
+    if algorithm.group_filter is not None:
+        raise ConfigurationError(
+            f"rollout.group_size={rollout.group_size} must be at least 2 for model.algorithm.group_filter="
+            f"{algorithm.group_filter}: the returns of a group of one do not differ"
+        )
+
+
+def _check_replay_epoch(trainer: Trainer, module: PolicyModule, rollout: "RolloutCallback") -> None:
+    data, size = replay_data(trainer), rollout.groups * rollout.group_size
+    if data is not None and module.algorithm.needs_proximal() and size == data.batch_size:
+        raise ConfigurationError(
+            f"model.algorithm.correction='decoupled' needs at least 2 optimizer batches per epoch, but data.batch_size="
+            f"{data.batch_size} is all of rollout.groups x rollout.group_size: with one batch the proximal policy is"
+            " the current one, and what remains is truncated importance sampling; set it as"
+            " model.algorithm.correction=importance_sampling, or make data.batch_size smaller"
         )
 
 

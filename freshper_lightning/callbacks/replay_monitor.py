@@ -74,6 +74,8 @@ class ReplayMonitor(Callback):
         self.bank = MetricBank()
         self.skipped = 0
         """Updates so far that left the policy unchanged."""
+        self.guarded = 0
+        """Replay updates so far that the guard scaled or skipped."""
         self.trained = {"fresh": 0, "replay": 0, "demonstration": 0}
         """Trajectories trained on so far (with repetition), over all ranks."""
         self._current = _OptimizerBatch()
@@ -98,6 +100,7 @@ class ReplayMonitor(Callback):
 
     def _count(self, trainer: Trainer, pl_module: LightningModule, batch: TrajectoryBatch) -> None:
         module, current, prefix = policy_module(pl_module), self._current, f"update/{batch.phase}"
+        self.guarded += module.guard_factor < 1
         if not module.applied:
             self.skipped += 1
             return
@@ -115,6 +118,8 @@ class ReplayMonitor(Callback):
         drift = callback_of(trainer, RolloutCallback).drift_meter.latest
         if drift is not None:
             self.bank.update("replay/drift_per_update", drift)
+        if batch.phase == "replay" and module.guard.enabled:
+            self.bank.update(f"{prefix}/lr_factor", module.guard_factor)
         if batch.phase == "replay":
             self._count_draw(data, current.advantages)
 
@@ -168,6 +173,7 @@ class ReplayMonitor(Callback):
             "replay/pinned": float(len(buffer.pinned())),
             "replay/age_buffer": float(ages.mean()) if len(ages) else 0.0,
             "replay/skipped": float(self.skipped),
+            "replay/guarded": float(self.guarded),
             "replay/share_of_training": self.trained["replay"] / max(seen, 1),
             "replay/lr_path": rollout.clock.lr_path,
             "time/sample": data.seconds_sampling,
@@ -188,9 +194,11 @@ class ReplayMonitor(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Counts so far and the means of the iteration under way."""
-        return {"bank": self.bank.state_dict(), "skipped": self.skipped, "trained": dict(self.trained)}
+        counts = {"skipped": self.skipped, "guarded": self.guarded, "trained": dict(self.trained)}
+        return {"bank": self.bank.state_dict(), **counts}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self.bank.load_state_dict(state_dict["bank"])
-        self.skipped, self.trained = state_dict["skipped"], dict(state_dict["trained"])
+        self.skipped, self.guarded = state_dict["skipped"], state_dict["guarded"]
+        self.trained = dict(state_dict["trained"])

@@ -154,12 +154,15 @@ class RolloutCallback(Callback):
         self.clock = replace(self.clock, iteration=self.clock.iteration + 1)
         start = time.perf_counter()
         collection = self._collect(trainer, module)
-        trajectories = module.algorithm.advantages(collection.trajectories, summing(trainer))
+        scorer = module.reference_log_probs
+        trajectories = module.algorithm.advantages(collection.trajectories, summing(trainer), scorer)
         _warn_without_signal(trajectories)
         data.add_fresh(trajectories)
         self.drift_meter.restart()
+        filtered = torch.tensor(float(len(collection.trajectories) - len(trajectories)))
         steps = torch.tensor(float(collection.num_env_steps), dtype=torch.float64)
         self.environment_steps += int(summing(trainer)(steps))
+        log_scalars(trainer, {"rollout/filtered": float(summing(trainer)(filtered))}, self.clock.updates)
         self._log(trainer, module, collection, time.perf_counter() - start)
 
     def _collect(self, trainer: Trainer, module: PolicyModule) -> Collection:

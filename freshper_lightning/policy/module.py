@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +19,16 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from transformers import AutoTokenizer
 
-from freshper_lightning.algorithms.algorithm import Algorithm
+from freshper_lightning.algorithms.base import Algorithm
+from freshper_lightning.algorithms.ess import ess_of_moments, pooled_moments, weight_moments
+from freshper_lightning.algorithms.ess_guard import ESSGuard
 from freshper_lightning.algorithms.inputs import LossInputs, LossOutput
-from freshper_lightning.algorithms.losses import aggregation_coefficients
 from freshper_lightning.errors import ConfigurationError, NonFiniteError
+from freshper_lightning.policy.learning_rate import scaled_learning_rate
 from freshper_lightning.policy.net import PolicyNet
 from freshper_lightning.policy.packing import Phase, TrajectoryBatch
+from freshper_lightning.policy.scoring import num_passes, token_log_probs
+from freshper_lightning.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +59,7 @@ class PolicyModule(LightningModule):
         scheduler: LRSchedulerCallable | None = None,
         temperature: float = 1.0,
         gradient_checkpointing: bool = False,
+        guard: ESSGuard = ESSGuard(),
     ) -> None:
         """Keep the settings; the weights are loaded later, in :meth:`configure_model`.
 
@@ -65,6 +70,7 @@ class PolicyModule(LightningModule):
             scheduler: Called with the optimizer; stepped after every applied update, replay updates included.
             temperature: Divides the logits; must be the temperature that rollouts are sampled at.
             gradient_checkpointing: Recompute activations in the backward pass to save memory.
+            guard: What to do about replay updates whose importance weights have degenerated; nothing by default.
         """
         super().__init__()
         if temperature <= 0:
@@ -73,6 +79,7 @@ class PolicyModule(LightningModule):
         self.algorithm = algorithm
         self.temperature = temperature
         self.gradient_checkpointing = gradient_checkpointing
+        self.guard = guard
         self._make_optimizer = optimizer
         self._make_scheduler = scheduler
         self.net: PolicyNet | None = None
@@ -81,6 +88,9 @@ class PolicyModule(LightningModule):
         """Whether the last optimizer step changed the parameters."""
         self.gradient_norm: Tensor | None = None
         """Norm before clipping of the last applied update."""
+        self.guard_factor = 1.0
+        """What the guard multiplied the learning rate of the last update by; 0 where it skipped the update."""
+        self._weight_moments: list[Tensor] = []
         self._skip = False
         self._phase: Phase = "fresh"
 
@@ -98,7 +108,7 @@ class PolicyModule(LightningModule):
         self.net = self._load()
         if self.gradient_checkpointing:
             self.net.model.gradient_checkpointing_enable({"use_reentrant": False})
-        if self.algorithm.needs_reference():
+        if self.algorithm.needs_reference() or self.algorithm.needs_reference_at_collection():
             self.reference = self._load().requires_grad_(False)
 
     def _load(self) -> PolicyNet:
@@ -145,6 +155,9 @@ class PolicyModule(LightningModule):
         """
         output = self._loss(batch)
         self._require_finite(output.loss, batch)
+        if self.guard.enabled and batch.phase == "replay" and not batch.is_filler:
+            log_ratio = output.token_metrics["log_ratio"]
+            self._weight_moments.append(self.guard.moments(log_ratio, batch.segments, len(batch.lengths)))
         scale = self.trainer.accumulate_grad_batches * self.trainer.world_size
         observation = StepObservation(output.loss.detach(), output.token_metrics)
         return {"loss": output.loss * scale, "observation": observation}
@@ -155,22 +168,37 @@ class PolicyModule(LightningModule):
             *forward, with_entropy=self.algorithm.needs_rollouts, entropy_gradient=self.algorithm.needs_entropy()
         )
         reference = None
-        if self.reference is not None:
+        if self.reference is not None and self.algorithm.needs_reference():
             with torch.no_grad():
                 reference = self.reference(*forward).log_probs
-        coefficients = aggregation_coefficients(
-            self.algorithm.aggregation, batch.segments, batch.lengths, batch.total_tokens, batch.total_sequences
-        )
+        totals = (batch.total_tokens, batch.total_sequences)
+        coefficients = self.algorithm.coefficients(batch.segments, batch.lengths, *totals)
         inputs = LossInputs(
             log_probs=log_probs,
             behavior_log_probs=log_probs.detach() if batch.behavior_log_probs is None else batch.behavior_log_probs,
             advantages=torch.ones_like(coefficients) if batch.advantages is None else batch.advantages,
             coefficients=coefficients,
             importance_weights=batch.importance_weights[batch.segments],
+            segments=batch.segments,
+            lengths=batch.lengths,
+            proximal_log_probs=batch.proximal_log_probs,
             entropy=entropy,
             reference_log_probs=reference,
         )
         return self.algorithm.loss(inputs)
+
+    def reference_log_probs(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
+        """Float32 [S] for each trajectory: log-probabilities of its tokens under the frozen reference; a collective.
+
+        Raises:
+            RuntimeError: The algorithm has no reference.
+        """
+        if self.reference is None:
+            raise RuntimeError(f"{self.algorithm} has no reference policy")
+        own = torch.tensor(float(num_passes(len(trajectories))), device=self.device)
+        passes = int(self.trainer.strategy.reduce(own, reduce_op="max"))
+        with self.trainer.strategy.precision_plugin.forward_context():
+            return token_log_probs(self.reference, trajectories, self.temperature, self.device, passes)
 
     def _require_finite(self, loss: Tensor, batch: TrajectoryBatch) -> None:
         broken = self.trainer.strategy.reduce((~torch.isfinite(loss.detach())).double(), reduce_op="sum")
@@ -189,19 +217,36 @@ class PolicyModule(LightningModule):
     ) -> None:
         """Step, or run forward and backward only: a step on zero gradients would still move along Adam's momentum.
 
+        Forward and backward come first, since the guard decides about the weights of the whole optimizer batch.
+
         Raises:
             NonFiniteError: The step made a parameter infinite or NaN.
         """
-        self.applied = not self._skip
-        if self.applied:
-            optimizer.step(closure=optimizer_closure)
-            if not self.has_finite_parameters():
-                raise NonFiniteError(
-                    f"the update on a {self._phase} batch in epoch {self.trainer.current_epoch} made parameters NaN or"
-                    " infinite; resume from the newest checkpoint with a smaller learning rate"
-                )
-        elif optimizer_closure is not None:
-            optimizer_closure()
+        loss: Any = None if optimizer_closure is None else optimizer_closure()
+        self.guard_factor = self._guarded_factor()
+        self.applied = not self._skip and self.guard_factor > 0
+        if not self.applied:
+            return
+        plain = optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
+        with scaled_learning_rate(plain, self.guard_factor):
+            optimizer.step(closure=lambda: loss)
+        if not self.has_finite_parameters():
+            raise NonFiniteError(
+                f"the update on a {self._phase} batch in epoch {self.trainer.current_epoch} made parameters NaN or"
+                " infinite; resume from the newest checkpoint with a smaller learning rate"
+            )
+
+    def _guarded_factor(self) -> float:
+        """The guard's factor for the update whose gradient is there now; a collective where there is a guard."""
+        moments, self._weight_moments = self._weight_moments, []
+        if not self.guard.enabled or self._phase != "replay" or self._skip:
+            return 1.0
+        nothing = weight_moments(torch.empty(0, device=self.device))
+        own = pooled_moments(torch.stack([nothing, *moments]))
+        of_all_ranks = self.all_gather(own)
+        assert isinstance(of_all_ranks, Tensor)
+        pooled = pooled_moments(of_all_ranks.reshape(-1, 3))
+        return self.guard.factor(ess_of_moments(pooled) / float(pooled[2]))
 
     def has_finite_parameters(self) -> bool:
         """Whether every parameter is finite on every rank; a collective."""

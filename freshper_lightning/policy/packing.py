@@ -49,6 +49,8 @@ class TrajectoryBatch:
     """Trained tokens of the optimizer batch; 0 in an update that is skipped."""
     total_sequences: float = 0.0
     """Conversations of the optimizer batch; 0 in an update that is skipped."""
+    proximal_log_probs: Tensor | None = None
+    """float32 [S]: the trainer before the first update of the replay epoch, where the algorithm asks for it."""
     ends_iteration: bool = False
     """Whether this is the last micro-batch of the iteration."""
 
@@ -157,4 +159,5 @@ def _filler(phase: Phase) -> TrajectoryBatch:
         ids=zero[:0],
         ages=zeros.double()[:0],
         phase=phase,
+        proximal_log_probs=None if phase == "demonstration" else zeros,
     )

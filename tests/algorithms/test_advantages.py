@@ -70,6 +70,39 @@ def test_mean_std_baseline_divides_by_the_biased_deviation_of_the_group():
     torch.testing.assert_close(advantages_of(trajectories, "mean_std"), expected, rtol=1e-5, atol=0)
 
 
+def test_leave_one_out_is_the_distance_to_the_mean_of_the_others():
+    # Returns 1, 0, 0.5: 1 - 0.25, 0 - 0.75, 0.5 - 0.5.
+    trajectories = [episode(0, member, score) for member, score in enumerate((1.0, 0.0, 0.5))]
+    torch.testing.assert_close(advantages_of(trajectories, "leave_one_out"), torch.tensor([0.75, -0.75, 0.0]))
+
+
+def test_groups_of_nearly_equal_outcomes_are_as_if_they_had_not_been_collected():
+    # Group 1 deviates by 0.05 and group 2 by nothing. Without them, returns 1 and 0 are whitened to 1 and -1.
+    scores = {0: (1.0, 0.0), 1: (5.0, 5.1), 2: (9.0, 9.0)}
+    trajectories = [episode(group, member, score) for group in scores for member, score in enumerate(scores[group])]
+    settings_of_all = {"baseline": "mean", "whiten": True, "clip": None}
+    kept = compute_advantages(trajectories, alone, **settings_of_all, group_filter=0.06)
+    assert [(item.group, item.member) for item in kept] == [(0, 0), (0, 1)]
+    torch.testing.assert_close(torch.cat([item.advantages for item in kept]), torch.tensor([1.0, -1.0]))
+    kept = compute_advantages(trajectories, alone, **settings_of_all, group_filter=0.0)
+    assert {item.group for item in kept} == {0, 1}
+    assert compute_advantages(trajectories[4:], alone, **settings_of_all, group_filter=0.0) == []
+
+
+def test_the_filter_looks_at_outcomes_without_the_penalty():
+    trajectories = [episode(0, 0, 1.0), episode(0, 1, 1.0), episode(1, 0, 0.0), episode(1, 1, 1.0)]
+
+    def penalty(kept):
+        return torch.arange(1.0, 1.0 + len(kept), dtype=torch.float64)
+
+    kept = compute_advantages(
+        trajectories, alone, baseline="none", whiten=False, clip=None, group_filter=1e-6, penalty=penalty
+    )
+    # Members of group 1 have the penalties 1 and 2: the filter comes first.
+    assert [item.advantages.item() for item in kept] == [-1.0, -1.0]
+    assert {item.group for item in kept} == {1}
+
+
 def test_group_statistics_are_stored_with_every_member():
     trajectories = [episode(0, 0, 1.0, penalty=-0.5), episode(0, 1, 0.0), episode(1, 0, 3.0), episode(1, 1, 3.0)]
     result = compute_advantages(trajectories, alone, baseline="none", whiten=False, clip=None)
@@ -92,7 +125,7 @@ def test_every_turn_gets_the_advantage_of_its_episode():
     assert result[0].token_advantages().tolist() == [0.5] * 6
 
 
-@pytest.mark.parametrize("baseline", ["mean", "mean_std"])
+@pytest.mark.parametrize("baseline", ["mean", "mean_std", "leave_one_out"])
 @pytest.mark.parametrize("whiten", [False, True])
 @pytest.mark.parametrize("score", [0.0, 0.1, -3.7, 1e9])
 def test_equal_returns_give_exactly_zero(baseline, whiten, score):
@@ -144,7 +177,7 @@ def test_whitened_tokens_have_mean_zero_and_variance_one_or_are_all_zero(draws):
     st.lists(st.floats(-5, 5, width=32), min_size=12, max_size=12),
     st.lists(st.integers(1, 4), min_size=12, max_size=12),
     st.sampled_from([(2, 2), (1, 3), (0, 4), (1, 2, 1)]),
-    st.sampled_from(["none", "mean", "mean_std"]),
+    st.sampled_from(["none", "mean", "mean_std", "leave_one_out"]),
 )
 def test_ranks_together_compute_what_one_process_computes(scores, lengths, groups_per_rank, baseline):
     trajectories = [
@@ -220,7 +253,7 @@ def test_a_member_that_occurs_twice_is_refused():
         advantages_of([episode(3, 1, 1.0), episode(3, 1, 0.0)], "mean")
 
 
-@pytest.mark.parametrize("baseline", ["mean", "mean_std"])
+@pytest.mark.parametrize("baseline", ["mean", "mean_std", "leave_one_out"])
 def test_groups_of_one_are_refused_where_the_baseline_would_cancel_them(baseline):
     trajectories = [episode(0, 0, 1.0), episode(1, 0, 0.0)]
     with pytest.raises(ValueError, match="groups of at least 2 members"):

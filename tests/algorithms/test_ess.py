@@ -10,9 +10,12 @@ from freshper_lightning.algorithms.ess import (
     bucketed,
     effective_batch_size,
     effective_sample_size,
+    ess_of_moments,
     ess_ratio,
     ess_ratio_by_age,
+    pooled_moments,
     sequence_log_weights,
+    weight_moments,
 )
 
 log_weight_lists = st.lists(st.floats(-1e4, 1e4), min_size=1, max_size=30)
@@ -125,3 +128,11 @@ def test_effective_batch_size_of_a_skipped_draw_is_nan():
 def test_negative_importance_weights_are_refused():
     with pytest.raises(ValueError, match=r"the least is -0\.5"):
         effective_batch_size(torch.tensor([1.0, -0.5]), torch.arange(2))
+
+
+@given(st.lists(st.lists(st.floats(-1e4, 1e4), max_size=6), min_size=1, max_size=5).filter(any))
+def test_moments_of_parts_give_the_effective_size_of_the_whole(parts):
+    pooled = pooled_moments(torch.stack([weight_moments(torch.tensor(part, dtype=torch.float64)) for part in parts]))
+    whole = torch.tensor([value for part in parts for value in part], dtype=torch.float64)
+    assert float(pooled[2]) == len(whole)
+    assert ess_of_moments(pooled) == pytest.approx(effective_sample_size(whole), rel=1e-6)

@@ -6,12 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshper_lightning.algorithms.losses import (
-    LOG_RATIO_BOUND,
     aggregation_coefficients,
     clipped_surrogate,
-    importance_ratio,
+    clipped_weight_surrogate,
     k3,
-    truncated_surrogate,
+    kl_loss,
     weighted_loss,
 )
 
@@ -78,22 +77,20 @@ def test_clamping_the_ratio_equals_the_minimum_and_maximum_of_the_papers(ratio, 
     assert slope == pytest.approx(0.0 if clipped else advantage)
 
 
-@given(RATIOS, ADVANTAGES, st.floats(1.0, 5.0))
-def test_truncated_weight_is_a_bounded_constant(ratio, advantage, cap):
+@given(RATIOS, ADVANTAGES, st.floats(0.05, 1.0), st.floats(0.05, 5.0))
+def test_a_clipped_weight_is_a_bounded_constant(ratio, advantage, low, high):
     log_prob = double(-0.7).requires_grad_()
     rho = double(ratio).requires_grad_()
-    surrogate, truncated = truncated_surrogate(log_prob, rho, double(advantage), cap)
+    surrogate, clipped = clipped_weight_surrogate(log_prob, rho, double(advantage), low, high)
     slope, by_ratio = torch.autograd.grad(surrogate.sum(), [log_prob, rho], allow_unused=True)
-    assert float(slope) == pytest.approx(min(ratio, cap) * advantage)
+    assert float(slope) == pytest.approx(min(max(ratio, 1 - low), 1 + high) * advantage)
     assert by_ratio is None
-    assert bool(truncated) == (ratio > cap)
+    assert bool(clipped) == (ratio < 1 - low or ratio > 1 + high)
 
 
-def test_ratio_is_bounded_in_both_directions():
-    log_ratio = double(-1e4, -21.0, 0.0, 1.0, 21.0, 1e4)
-    bound = math.exp(LOG_RATIO_BOUND)
-    expected = double(1 / bound, 1 / bound, 1.0, math.e, bound, bound)
-    torch.testing.assert_close(importance_ratio(log_ratio), expected)
+def test_k1_is_refused_as_a_loss():
+    with pytest.raises(ValueError, match="'k1' has no expected gradient as a loss; allowed are k2, k3"):
+        kl_loss(double(-1.0), double(-1.0), "k1", None)
 
 
 def test_k3_matches_its_formula_and_gradient():
@@ -122,35 +119,46 @@ def test_k3_averages_to_the_divergence_under_the_sampling_policy():
     torch.testing.assert_close((behavior.exp() * k3(current - behavior)).sum(), expected)
 
 
+KINDS = [("token_mean", None), ("sequence_mean", None), ("sequence_sum", None), ("constant", 8.0)]
+
+
 @pytest.mark.parametrize(
-    ("kind", "expected"),
+    ("kind", "constant", "expected"),
     [
-        ("token_mean", [1 / 20, 1 / 20, 1 / 20]),
-        ("sequence_mean", [1 / (2 * 5), 1 / (2 * 5), 1 / (1 * 5)]),
-        ("sequence_sum", [1 / 5, 1 / 5, 1 / 5]),
+        ("token_mean", None, [1 / 20, 1 / 20, 1 / 20]),
+        ("sequence_mean", None, [1 / (2 * 5), 1 / (2 * 5), 1 / (1 * 5)]),
+        ("sequence_sum", None, [1 / 5, 1 / 5, 1 / 5]),
+        ("constant", 8.0, [1 / 40, 1 / 40, 1 / 40]),
     ],
 )
-def test_coefficients_of_three_tokens_in_two_trajectories(kind, expected):
-    coefficients = aggregation_coefficients(kind, torch.tensor([0, 0, 1]), torch.tensor([2, 1]), 20.0, 5.0)
+def test_coefficients_of_three_tokens_in_two_trajectories(kind, constant, expected):
+    segments, lengths = torch.tensor([0, 0, 1]), torch.tensor([2, 1])
+    coefficients = aggregation_coefficients(kind, segments, lengths, 20.0, 5.0, constant)
     assert coefficients.dtype == torch.float32
     torch.testing.assert_close(coefficients, torch.tensor(expected))
 
 
-@pytest.mark.parametrize("kind", ["token_mean", "sequence_mean", "sequence_sum"])
-def test_totals_of_zero_give_coefficients_of_zero(kind):
-    coefficients = aggregation_coefficients(kind, torch.tensor([0, 0, 1]), torch.tensor([2, 1]), 0.0, 0.0)
+@pytest.mark.parametrize(("kind", "constant"), KINDS)
+def test_totals_of_zero_give_coefficients_of_zero(kind, constant):
+    coefficients = aggregation_coefficients(kind, torch.tensor([0, 0, 1]), torch.tensor([2, 1]), 0.0, 0.0, constant)
     assert coefficients.tolist() == [0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("kind", ["token_mean", "sequence_mean", "sequence_sum"])
-def test_a_micro_batch_without_tokens_has_no_coefficients(kind):
+@pytest.mark.parametrize(("kind", "constant"), KINDS)
+def test_a_micro_batch_without_tokens_has_no_coefficients(kind, constant):
     empty = torch.empty(0, dtype=torch.int64)
-    assert aggregation_coefficients(kind, empty, empty, 20.0, 5.0).shape == (0,)
+    assert aggregation_coefficients(kind, empty, empty, 20.0, 5.0, constant).shape == (0,)
 
 
 def test_an_unknown_aggregation_is_refused():
-    with pytest.raises(ValueError, match="token_mean, sequence_mean, sequence_sum, not 'batch_mean'"):
+    with pytest.raises(ValueError, match="token_mean, sequence_mean, sequence_sum, constant, not 'batch_mean'"):
         aggregation_coefficients("batch_mean", torch.tensor([0]), torch.tensor([1]), 1.0, 1.0)
+
+
+@pytest.mark.parametrize(("kind", "constant"), [("constant", None), ("token_mean", 8.0)])
+def test_a_divisor_goes_with_the_constant_aggregation_and_no_other(kind, constant):
+    with pytest.raises(ValueError, match=f"the divisor of aggregation '{kind}' cannot be {constant}"):
+        aggregation_coefficients(kind, torch.tensor([0]), torch.tensor([1]), 1.0, 1.0, constant)
 
 
 def test_only_the_token_loss_has_a_gradient():

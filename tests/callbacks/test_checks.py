@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from datamodules.demonstrations import DemonstrationsDataModule
-from freshper_lightning.algorithms.algorithm import GRPO, SFT, Reinforce
+from freshper_lightning.algorithms import GRPO, SFT, DecoupledPPO, Reinforce
 from freshper_lightning.callbacks.evaluation import EvaluationCallback
 from freshper_lightning.callbacks.progress import LoopProgress
 from freshper_lightning.errors import ConfigurationError
@@ -39,6 +39,18 @@ def _no_model_is_loaded(monkeypatch):
         ({}, {}, {"group_size": 1, "groups": 8}, r"rollout\.group_size=1 must be at least 2 .*'mean_std'"),
         ({"algorithm": Reinforce(baseline="mean")}, {}, {"group_size": 1, "groups": 8}, r"group_size=1.*'mean'"),
         ({}, {"priority": TDError()}, {}, r"data\.priority=TDError needs a critic.*GRPO.*AbsoluteAdvantage"),
+        (
+            {"algorithm": Reinforce(group_filter=0.0)},
+            {},
+            {"group_size": 1, "groups": 8},
+            r"group_size=1.*group_filter=0",
+        ),
+        (
+            {"algorithm": DecoupledPPO()},
+            {"batch_size": 8},
+            {},
+            r"correction='decoupled' needs at least 2 optimizer batches.*data\.batch_size=8.*=importance_sampling",
+        ),
         ({"algorithm": SFT()}, {}, {}, r"data=ReplayDataModule .*model\.algorithm=SFT.*demonstrations"),
         ({}, {"batch_size": 3}, {}, r"data\.batch_size=3 must divide rollout\.groups x rollout\.group_size = 8"),
         ({}, {"batch_size": 4, "capacity": 4}, {}, r"data\.capacity=4 must be at least one iteration \(8\)"),
@@ -82,6 +94,11 @@ def test_a_group_of_one_is_no_trouble_without_a_baseline(tmp_path, model_path):
     rollout = rollout_callback(groups=8, group_size=1)
     with pytest.raises(AssertionError, match="a model was loaded"):
         fit(tmp_path, policy(model_path, algorithm=Reinforce(baseline="none")), replay_data(), rollout=rollout)
+
+
+def test_two_batches_to_an_epoch_are_enough_for_a_proximal_policy(tmp_path, model_path):
+    with pytest.raises(AssertionError, match="a model was loaded"):
+        fit(tmp_path, policy(model_path, algorithm=DecoupledPPO()), replay_data(batch_size=4))
 
 
 def test_lines_of_progress_need_an_interval():

@@ -6,6 +6,7 @@ import torch
 from freshper_lightning.algorithms.algorithm import GRPO
 from freshper_lightning.policy.net import PolicyNet
 from tests.loop import Recorder, fit, policy, replay_data
+from tests.policy.transcripts import alone
 
 
 @pytest.fixture
@@ -40,3 +41,24 @@ def test_the_checkpoint_leaves_the_reference_out_and_a_resumed_run_has_it_again(
     module = policy(model_path, algorithm=GRPO(kl_coefficient=0.5))
     fit(tmp_path / "more", module, replay_data(), ckpt_path=path, iterations=3, extra=(seen,))
     assert float(seen.metric("kl_reference")[0].mean()) > 1e-6
+
+
+def test_a_divergence_in_the_reward_is_taken_off_at_collection_and_costs_no_update_anything(model_path, tmp_path):
+    seen, data = Recorder(), replay_data()
+    module = policy(model_path, algorithm=GRPO(kl_coefficient=0.5, kl_in="reward", kl_estimator="k1"))
+    fit(tmp_path, module, data, extra=(seen,))
+    reference = PolicyNet.from_pretrained(module.path)
+    items = data.buffer.get(data.buffer.ids())
+    divergences = torch.tensor(
+        [float((item.behavior_log_probs - alone(reference, item)[0].float()).sum()) for item in items]
+    )
+    returns = torch.tensor([item.training_return for item in items]) - 0.5 * divergences
+    for start in range(0, len(items), 4):
+        group = returns[start : start + 4]
+        for item, mine in zip(items[start : start + 4], group, strict=True):
+            assert item.group_mean == pytest.approx(float(group.mean()), abs=1e-4)
+            expected = (mine - group.mean()) / group.std(correction=0)
+            assert float(item.advantages[0]) == pytest.approx(float(expected), abs=1e-3)
+    assert divergences[:8].abs().max() < 1e-3, "the first iteration samples from the reference"
+    assert divergences[8:].abs().max() > 1e-2
+    assert not any("kl_reference" in observation.token_metrics for observation in seen.observations)
