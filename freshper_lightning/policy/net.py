@@ -2,28 +2,19 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.nn.functional import nll_loss
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from freshper_lightning.errors import ConfigurationError
+from freshper_lightning.policy.log_prob import Readout, TokenStatistics, linear_log_probs
 
 PARITY = 1e-3
 """Largest difference in nats that rounding in float32 may make."""
-
-
-class TokenStatistics(NamedTuple):
-    """What the policy says about ``S`` given tokens, at the sampling temperature."""
-
-    log_probs: Tensor
-    """float32 [S]: natural log-probability of each token."""
-    entropy: Tensor | None
-    """float32 [S]: entropy of the whole distribution at each token, in nats, where asked for."""
 
 
 class PolicyNet(nn.Module):
@@ -104,19 +95,17 @@ class PolicyNet(nn.Module):
         """Statistics of ``targets`` [S], predicted from flat positions [S] of the rows ``input_ids`` [R, W].
 
         ``position_ids`` restart at 0 where a new conversation begins in a row; conversations do not see each other.
-        Entropy is a value only, which takes half of the memory, unless its gradient is asked for.
+        Entropy is a value only, which takes less memory, unless its gradient is asked for.
         """
         # Transformers tells packed conversations apart only without an attention mask and without a cache.
         backbone = self.model.base_model
         hidden = backbone(input_ids=input_ids, position_ids=position_ids, attention_mask=None, use_cache=False)
         selected = hidden.last_hidden_state.flatten(0, 1)[predicted_from]
-        logits = self.model.get_output_embeddings()(selected).float() / temperature
-        all_log_probs = logits.log_softmax(dim=-1)
-        log_probs = -nll_loss(all_log_probs, targets, reduction="none")
-        if not with_entropy:
-            return TokenStatistics(log_probs, None)
-        all_log_probs = all_log_probs if entropy_gradient else all_log_probs.detach()
-        return TokenStatistics(log_probs, -(all_log_probs.exp() * all_log_probs).sum(dim=-1))
+        # The head is the root's own parameter, which a sharding strategy makes whole for the time of this forward.
+        head, config = self.model.get_output_embeddings(), self.model.config.get_text_config()
+        cap = getattr(config, "final_logit_softcapping", None)
+        readout = Readout(temperature, cap, with_entropy, entropy_gradient)
+        return linear_log_probs(selected, head.weight, head.bias, targets, readout)
 
     def checkpoint_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield (checkpoint name, full tensor) one by one, each tied tensor once; a collective where sharded."""
