@@ -13,7 +13,7 @@ from torch import Tensor
 
 from datamodules.loader import LoopDataModule
 from freshper_lightning.errors import ConfigurationError
-from freshper_lightning.policy.packing import Phase, TrajectoryBatch, collate
+from freshper_lightning.policy.packing import Phase, TrajectoryBatch, balanced_parts, collate
 from freshper_lightning.replay import AbsoluteAdvantage, Decay, Draw, ExponentialDecay, NoDecay, Priority, ReplayBuffer
 from freshper_lightning.replay.clock import ClockName
 from freshper_lightning.rollout.seeds import stable_hash
@@ -177,7 +177,7 @@ class ReplayDataModule(LoopDataModule):
         tokens = float(sum(item.num_sampled for item in items))
         totals = self._reduce(torch.tensor([tokens, float(len(items))], dtype=torch.float64))
         micro_batches = []
-        for part in np.array_split(np.arange(len(items)), self.micro_batches):
+        for part in balanced_parts([item.num_tokens for item in items], self.micro_batches):
             batch = collate(
                 [items[i] for i in part],
                 phase=phase,

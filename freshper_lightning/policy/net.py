@@ -7,11 +7,12 @@ from typing import Any, cast
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.log_prob import Readout, TokenStatistics, linear_log_probs
+from freshper_lightning.policy.lora import LoraSettings, add_adapters, merged_tensors, whole
+from freshper_lightning.rollout.attention import caps_attention
 
 PARITY = 1e-3
 """Largest difference in nats that rounding in float32 may make."""
@@ -27,6 +28,8 @@ class PolicyNet(nn.Module):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
+        self.lora: LoraSettings | None = None
+        """Settings of the adapters, where there are any."""
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> "PolicyNet":
@@ -42,11 +45,16 @@ class PolicyNet(nn.Module):
         for name, value in config.to_dict().items():
             if "dropout" in name and isinstance(value, float):
                 setattr(config, name, 0.0)
+        attention = "eager" if caps_attention(config) else None
         try:
             model, loaded = cast(
                 tuple[PreTrainedModel, dict[str, Any]],
                 AutoModelForCausalLM.from_pretrained(
-                    path, config=config, dtype=torch.float32, output_loading_info=True
+                    path,
+                    config=config,
+                    dtype=torch.float32,
+                    attn_implementation=attention,
+                    output_loading_info=True,
                 ),
             )
         except (OSError, RuntimeError, ValueError, SafetensorError) as error:
@@ -107,11 +115,35 @@ class PolicyNet(nn.Module):
         readout = Readout(temperature, cap, with_entropy, entropy_gradient)
         return linear_log_probs(selected, head.weight, head.bias, targets, readout)
 
+    def add_adapters(self, settings: LoraSettings) -> None:
+        """Freeze the weights and train adapters beside them; the output stays as it is.
+
+        Raises:
+            ConfigurationError: No layer that could have an adapter is called as the settings say.
+        """
+        add_adapters(self.model, settings)
+        self.lora = settings
+
+    def blocks(self) -> list[nn.Module]:
+        """The decoder layers, of which most of the network consists."""
+        names = set(self.model._no_split_modules or ())
+        return [module for module in self.model.modules() if type(module).__name__ in names]
+
+    def compile_blocks(self) -> None:
+        """Have each decoder layer compiled when it first runs, once for all lengths of rows."""
+        for block in self.blocks():
+            block.compile(dynamic=True)
+
     def checkpoint_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (checkpoint name, full tensor) one by one, each tied tensor once; a collective where sharded."""
+        """Yield (checkpoint name, full tensor) one by one, each tied tensor once; a collective where sharded.
+
+        Adapters are merged into the tensors that are yielded, and into no parameter.
+        """
+        if self.lora is not None:
+            yield from merged_tensors(self.model)
+            return
         for name, parameter in self.model.named_parameters():
-            tensor = parameter.detach()
-            yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            yield name, whole(parameter)
 
 
 def require_model_folder(path: str | Path) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, fields
+from heapq import heapreplace
 from typing import Any, Literal
 
 import torch
@@ -69,6 +70,22 @@ class TrajectoryBatch:
             value = getattr(self, name)
             setattr(moved, name, value.to(device, **kwargs) if isinstance(value, Tensor) else value)
         return moved
+
+
+def balanced_parts(lengths: Sequence[int], parts: int) -> list[list[int]]:
+    """Indices of the conversations in each of exactly ``parts`` groups of about as many tokens, each in order.
+
+    The longest that is left goes to the group with the fewest tokens, the first of equals, so that no group has more
+    than 4/3 of the tokens that the best partition's largest has (Graham 1969). Groups stay empty where there are
+    fewer conversations than groups.
+    """
+    groups: list[list[int]] = [[] for _ in range(parts)]
+    loads = [(0, group) for group in range(parts)]
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        load, group = loads[0]
+        groups[group].append(index)
+        heapreplace(loads, (load + lengths[index], group))
+    return [sorted(group) for group in groups]
 
 
 def pack_rows(lengths: Sequence[int], width: int) -> list[list[int]]:

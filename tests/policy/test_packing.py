@@ -1,9 +1,10 @@
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freshper_lightning.policy.packing import pack_rows
+from freshper_lightning.policy.packing import balanced_parts, pack_rows
 from tests.policy.transcripts import alone, packed, statistics, trajectory, transcript
 
 LENGTHS = [40, 11, 26, 7, 21, 12, 40, 5]
@@ -30,6 +31,26 @@ def test_first_fit_decreasing_wastes_less_than_half_of_all_rows_but_one(lengths)
 def test_a_conversation_longer_than_a_row_is_refused():
     with pytest.raises(ValueError, match=r"9 tokens.*row of 8"):
         pack_rows([3, 9], 8)
+
+
+@given(lengths=st.lists(st.integers(1, 200), max_size=30), parts=st.integers(1, 6))
+@settings(max_examples=150, deadline=None)
+def test_parts_take_every_conversation_once_in_order_and_are_balanced(lengths, parts):
+    groups = balanced_parts(lengths, parts)
+    assert len(groups) == parts
+    assert sorted(index for group in groups for index in group) == list(range(len(lengths)))
+    assert all(group == sorted(group) for group in groups)
+    loads = [sum(lengths[index] for index in group) for group in groups]
+    assert max(loads) - min(loads) <= max(lengths, default=0)
+
+
+def test_parts_are_far_better_balanced_than_a_split_by_number():
+    generator = np.random.default_rng(0)
+    lengths = (20 * generator.pareto(1.5, 64) + 20).astype(int).tolist()
+    loads = [sum(lengths[i] for i in part) for part in balanced_parts(lengths, 4)]
+    by_number = [sum(part) for part in np.array_split(lengths, 4)]
+    assert max(loads) <= 1.01 * max(sum(lengths) / 4, max(lengths))
+    assert max(by_number) > 1.1 * max(loads)
 
 
 def test_short_conversations_share_rows_and_some_room_is_left_over():
