@@ -4,7 +4,8 @@ python benchmarks/trainer/log_prob.py
 python benchmarks/trainer/log_prob.py --vocabulary 32000 --chunks 64 128 256 --table /dev/stdout
 
 Times are seconds of the processor, the least of several runs in which the variants alternate, so that whatever else the
-machine does meets all of them. Memory is the growth of the largest resident size over that with the operands in place, each in its own process.
+machine does meets all of them. Memory is the growth of the largest resident size over that with the operands in place,
+each in its own process.
 """
 
 import argparse

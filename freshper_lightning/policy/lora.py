@@ -45,7 +45,7 @@ class LoraSettings:
         if self.dropout != 0:
             raise ValueError(f"lora.dropout must be 0, since the engine samples without dropout, not {self.dropout}")
         if find_spec("peft") is None:
-            raise ValueError("lora needs the package peft; `pip install 'freshper-lightning[lora]'` brings it")
+            raise ValueError("lora needs the package peft; `pip install 'peft>=0.21,<0.22'` brings it")
 
 
 def add_adapters(model: PreTrainedModel, settings: LoraSettings) -> None:

@@ -235,7 +235,7 @@ class PolicyModule(LightningModule):
                 for key, configured in optimizer.defaults.items():
                     restored = group[key]
                     # Some optimizers hold their learning rate in a tensor, which rounds it.
-                    value = torch.full_like(restored, configured) if isinstance(restored, Tensor) else configured
+                    value = torch.full_like(restored, float(configured)) if isinstance(restored, Tensor) else configured
                     same = list(restored) == list(value) if key == "betas" else bool(restored == value)
                     if same:
                         continue

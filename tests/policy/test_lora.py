@@ -117,7 +117,7 @@ def test_a_run_moves_the_adapters_and_nothing_else(run, model_path):
             assert "lora_B" not in name or float(parameter.detach().abs().max()) > 1e-3
         else:
             assert torch.equal(parameter, base[name.replace(".base_layer.", ".")])
-    assert max(float(values.abs().max()) for values in seen.metric("log_ratio")[:2]) <= 1e-4, "fresh, at age 0 and 1"
+    assert float(seen.metric("log_ratio")[0].abs().max()) <= 1e-4, "the engine sampled with other weights"
 
 
 def test_the_reference_is_the_base_and_no_second_copy_of_it(run):

@@ -20,7 +20,7 @@ class LayerCalls(Callback):
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         self.counts.append(0)
-        self.handle = pl_module.policy.blocks()[0].mlp.register_forward_hook(self._count)
+        self.handle = pl_module.policy.blocks()[0].mlp.register_forward_pre_hook(self._count)
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         self.handle.remove()
