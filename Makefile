@@ -12,7 +12,7 @@ FRESHPER := $(VENV)/bin/freshper
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: quickstart learn smollm2 test test-slow lint clean help
+.PHONY: quickstart learn smollm2 bench-trainer test test-slow lint clean help
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -65,6 +65,9 @@ learn: $(ENGINE_READY)  ## The same run, for up to half an hour.
 
 smollm2: $(VENV)/.smollm2  ## Make runs/smollm2, a real model of 135M parameters, for configs/gsm8k_smollm2.yaml.
 	$(FRESHPER) smollm2 --path runs/smollm2
+
+bench-trainer: $(VENV)/.light  ## Time and memory of the trainer's log-probability (ten minutes).
+	$(VENV)/bin/python benchmarks/trainer/log_prob.py
 
 lint: $(VENV)/.dev  ## Style and types.
 	$(VENV)/bin/ruff check .

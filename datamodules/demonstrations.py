@@ -11,7 +11,7 @@ from datamodules.loader import LoopDataModule
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.module import PolicyModule
 from freshper_lightning.policy.net import require_model_folder
-from freshper_lightning.policy.packing import TrajectoryBatch, collate
+from freshper_lightning.policy.packing import TrajectoryBatch, balanced_parts, collate
 from freshper_lightning.rollout.conversation import ChatFormat, Conversation, History
 from freshper_lightning.rollout.seeds import demonstration_instance_seed, stable_hash
 from freshper_lightning.trajectory import Transcript
@@ -117,8 +117,9 @@ class DemonstrationsDataModule(LoopDataModule):
         tokens = float(sum(self.demonstrations[index].num_sampled for index in members))
         micro_batches = []
         mine = np.array_split(members, self.trainer.world_size)[self.trainer.global_rank]
-        for part in np.array_split(mine, self.micro_batches):
-            batch = collate([self.demonstrations[index] for index in part], phase="demonstration")
+        items = [self.demonstrations[index] for index in mine]
+        for part in balanced_parts([item.num_tokens for item in items], self.micro_batches):
+            batch = collate([items[index] for index in part], phase="demonstration")
             batch.total_tokens, batch.total_sequences = tokens, float(self.batch_size)
             micro_batches.append(batch)
         return micro_batches

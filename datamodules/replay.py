@@ -14,7 +14,7 @@ from torch import Tensor
 
 from datamodules.loader import LoopDataModule
 from freshper_lightning.errors import ConfigurationError
-from freshper_lightning.policy.packing import Phase, TrajectoryBatch, collate
+from freshper_lightning.policy.packing import Phase, TrajectoryBatch, balanced_parts, collate
 from freshper_lightning.replay import (
     AbsoluteAdvantage,
     Decay,
@@ -285,7 +285,7 @@ class ReplayDataModule(LoopDataModule):
     def _split(self, part: _Part) -> list[TrajectoryBatch]:
         totals = self._reduce(torch.tensor([part.tokens(), part.sequences], dtype=torch.float64))
         micro_batches = []
-        for members in np.array_split(np.arange(len(part.items)), self.micro_batches):
+        for members in balanced_parts([item.num_tokens for item in part.items], self.micro_batches):
             batch = collate(
                 [part.items[i] for i in members],
                 phase=part.phase,

@@ -5,6 +5,7 @@ from pathlib import Path
 from freshper_lightning.checkpoint import read_file
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.gguf import SMOLLM2_MODULE, SavedPrecision, bundled_gguf, convert_gguf
+from freshper_lightning.policy.lora import LoraSettings
 from freshper_lightning.policy.module import export_policy
 from freshper_lightning.policy.net import PolicyNet
 from freshper_lightning.policy.tiny import TinySpec, build_tiny, train_tokenizer
@@ -27,7 +28,7 @@ def tiny(path: str, spec: TinySpec = TinySpec(), vocabulary: int = 512, episodes
 
 
 def export(checkpoint: str, model: str, path: str) -> None:
-    """Write the policy of a Lightning checkpoint as an ordinary Hugging Face checkpoint.
+    """Write the policy of a Lightning checkpoint as an ordinary Hugging Face checkpoint, adapters merged.
 
     Args:
         checkpoint: The ``.ckpt`` file.
@@ -36,11 +37,15 @@ def export(checkpoint: str, model: str, path: str) -> None:
     """
     if not Path(checkpoint).is_file():
         raise ConfigurationError(f"checkpoint={checkpoint!r} is not a file")
-    state = read_file(Path(checkpoint), "cpu").get("state_dict")
-    if state is None:
+    content = read_file(Path(checkpoint), "cpu")
+    if "state_dict" not in content:
         raise ConfigurationError(f"checkpoint={checkpoint!r} is not a checkpoint of Lightning's: it has no state_dict")
     net = PolicyNet.from_pretrained(model)
-    net.load_state_dict({key.removeprefix("net."): value for key, value in state.items() if key.startswith("net.")})
+    state = {key.removeprefix("net."): value for key, value in content["state_dict"].items() if key.startswith("net.")}
+    if content.get("lora") is not None:
+        net.add_adapters(LoraSettings(**content["lora"]))
+        state = {**net.state_dict(), **state}
+    net.load_state_dict(state)
     export_policy(net, model, path)
     print(f"Hugging Face checkpoint in {path}")
 

@@ -2,8 +2,9 @@
 
 from typing import Any
 
+import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from freshper_lightning.policy.net import PolicyNet
 
@@ -24,9 +25,12 @@ class FSDP2Strategy(ModelParallelStrategy):
         super().setup_environment()
 
     def shard(self, net: PolicyNet, mesh: Any) -> None:
-        """Shard each decoder layer and then the rest, head and embedding together, over the ranks."""
-        data_parallel = mesh["data_parallel"]
-        blocks = set(net.model._no_split_modules or ())
-        for layer in [module for module in net.modules() if type(module).__name__ in blocks]:
-            fully_shard(layer, mesh=data_parallel)
-        fully_shard(net, mesh=data_parallel)
+        """Shard each decoder layer and then the rest, head and embedding together, over the ranks.
+
+        Under ``bf16-mixed`` ranks exchange and compute with bfloat16 copies, while the shards themselves, the
+        gradients that are summed over ranks and the optimizer's state stay float32.
+        """
+        mixed = self.precision_plugin.precision == "bf16-mixed"
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed else MixedPrecisionPolicy()
+        for module in (*net.blocks(), net):
+            fully_shard(module, mesh=mesh["data_parallel"], mp_policy=policy)

@@ -4,7 +4,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from freshper_lightning.algorithms.ess_guard import ESSGuard
 from freshper_lightning.algorithms.inputs import LossInputs, LossOutput
 from freshper_lightning.errors import ConfigurationError, NonFiniteError
 from freshper_lightning.policy.learning_rate import scaled_learning_rate
+from freshper_lightning.policy.lora import BasePolicy, LoraSettings, is_adapter
 from freshper_lightning.policy.net import PolicyNet
 from freshper_lightning.policy.packing import Phase, TrajectoryBatch
 from freshper_lightning.policy.scoring import num_passes, token_log_probs
@@ -60,6 +61,9 @@ class PolicyModule(LightningModule):
         temperature: float = 1.0,
         gradient_checkpointing: bool = False,
         guard: ESSGuard = ESSGuard(),
+        lora: LoraSettings | None = None,
+        compile: bool = False,
+        max_micro_batch_tokens: int | None = None,
     ) -> None:
         """Keep the settings; the weights are loaded later, in :meth:`configure_model`.
 
@@ -71,6 +75,10 @@ class PolicyModule(LightningModule):
             temperature: Divides the logits; must be the temperature that rollouts are sampled at.
             gradient_checkpointing: Recompute activations in the backward pass to save memory.
             guard: What to do about replay updates whose importance weights have degenerated; nothing by default.
+            lora: Train adapters instead of the weights; checkpoints then hold the adapters only.
+            compile: Compile the decoder layers; needs a C++ compiler on a CPU, Triton on a GPU.
+            max_micro_batch_tokens: Most tokens of a micro-batch, with the room left over in its rows; more is an
+                error instead of a lack of memory. Conversations are spread evenly over the micro-batches.
         """
         super().__init__()
         if temperature <= 0:
@@ -78,12 +86,17 @@ class PolicyModule(LightningModule):
         self.path = path
         self.algorithm = algorithm
         self.temperature = temperature
+        if max_micro_batch_tokens is not None and max_micro_batch_tokens < 1:
+            raise ValueError(f"model.max_micro_batch_tokens={max_micro_batch_tokens} must be at least 1")
         self.gradient_checkpointing = gradient_checkpointing
         self.guard = guard
+        self.lora = lora
+        self.compiled = compile
+        self.max_micro_batch_tokens = max_micro_batch_tokens
         self._make_optimizer = optimizer
         self._make_scheduler = scheduler
         self.net: PolicyNet | None = None
-        self.reference: PolicyNet | None = None
+        self.reference: PolicyNet | BasePolicy | None = None
         self.applied = False
         """Whether the last optimizer step changed the parameters."""
         self.gradient_norm: Tensor | None = None
@@ -109,18 +122,23 @@ class PolicyModule(LightningModule):
         if self.gradient_checkpointing:
             self.net.model.gradient_checkpointing_enable({"use_reentrant": False})
         if self.algorithm.needs_reference() or self.algorithm.needs_reference_at_collection():
-            self.reference = self._load().requires_grad_(False)
+            shared = self.net.lora is not None
+            self.reference = BasePolicy(self.net) if shared else self._load().requires_grad_(False)
 
     def _load(self) -> PolicyNet:
         net = PolicyNet.from_pretrained(self.path)
+        if self.lora is not None:
+            net.add_adapters(self.lora)
+        if self.compiled:
+            net.compile_blocks()
         shard: Callable[[PolicyNet, Any], None] | None = getattr(self.trainer.strategy, "shard", None)
         if shard is not None:
             shard(net, self.device_mesh)
         return net
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """The optimizer over the policy's parameters and, where given, its schedule in applied updates."""
-        optimizer = self._make_optimizer(self.policy.parameters())
+        """The optimizer over what is trained of the policy and, where given, its schedule in applied updates."""
+        optimizer = self._make_optimizer([p for p in self.policy.parameters() if p.requires_grad])
         if self._make_scheduler is None:
             return optimizer
         return {
@@ -151,8 +169,10 @@ class PolicyModule(LightningModule):
         """One forward pass; returns the loss to differentiate and, under ``observation``, what was seen.
 
         Raises:
+            ConfigurationError: The micro-batch is larger than ``max_micro_batch_tokens``.
             NonFiniteError: The loss is not finite on some rank; nothing has been stepped.
         """
+        self._require_room(batch)
         output = self._loss(batch)
         self._require_finite(output.loss, batch)
         if self.guard.enabled and batch.phase == "replay" and not batch.is_filler:
@@ -164,13 +184,13 @@ class PolicyModule(LightningModule):
 
     def _loss(self, batch: TrajectoryBatch) -> LossOutput:
         forward = (batch.input_ids, batch.position_ids, batch.predicted_from, batch.targets, self.temperature)
-        log_probs, entropy = self.policy(
-            *forward, with_entropy=self.algorithm.needs_rollouts, entropy_gradient=self.algorithm.needs_entropy()
-        )
         reference = None
         if self.reference is not None and self.algorithm.needs_reference():
             with torch.no_grad():
                 reference = self.reference(*forward).log_probs
+        log_probs, entropy = self.policy(
+            *forward, with_entropy=self.algorithm.needs_rollouts, entropy_gradient=self.algorithm.needs_entropy()
+        )
         totals = (batch.total_tokens, batch.total_sequences)
         coefficients = self.algorithm.coefficients(batch.segments, batch.lengths, *totals)
         inputs = LossInputs(
@@ -199,6 +219,16 @@ class PolicyModule(LightningModule):
         passes = int(self.trainer.strategy.reduce(own, reduce_op="max"))
         with self.trainer.strategy.precision_plugin.forward_context():
             return token_log_probs(self.reference, trajectories, self.temperature, self.device, passes)
+
+    def _require_room(self, batch: TrajectoryBatch) -> None:
+        size, limit = batch.input_ids.numel(), self.max_micro_batch_tokens
+        if limit is not None and size > limit:
+            rows, width = batch.input_ids.shape
+            raise ConfigurationError(
+                f"model.max_micro_batch_tokens={limit}, but a micro-batch of {len(batch.lengths)} conversations has"
+                f" {rows} rows of {width} tokens; raise trainer.accumulate_grad_batches="
+                f"{self.trainer.accumulate_grad_batches}, or lower data.batch_size or rollout.engine.max_model_len"
+            )
 
     def _require_finite(self, loss: Tensor, batch: TrajectoryBatch) -> None:
         broken = self.trainer.strategy.reduce((~torch.isfinite(loss.detach())).double(), reduce_op="sum")
@@ -266,11 +296,13 @@ class PolicyModule(LightningModule):
             for group in optimizer.param_groups:
                 for key, configured in optimizer.defaults.items():
                     restored = group[key]
-                    same = list(restored) == list(configured) if key == "betas" else restored == configured
-                    if same or isinstance(restored, Tensor):
+                    # Some optimizers hold their learning rate in a tensor, which rounds it.
+                    value = torch.full_like(restored, float(configured)) if isinstance(restored, Tensor) else configured
+                    same = list(restored) == list(value) if key == "betas" else bool(restored == value)
+                    if same:
                         continue
                     logger.warning("model.optimizer: %s=%s instead of the checkpoint's %s", key, configured, restored)
-                    group[key] = configured
+                    group[key] = value
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any | None) -> None:
         """Advance the schedule with applied updates only."""
@@ -306,15 +338,20 @@ class PolicyModule(LightningModule):
         """Nothing: EvaluationCallback plays the episodes."""
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Leave the frozen reference out: it is the checkpoint at ``path``."""
+        """Leave out what is frozen, which is the checkpoint at ``path``: the reference and the base of adapters."""
         state = checkpoint["state_dict"]
-        checkpoint["state_dict"] = {k: v for k, v in state.items() if not k.startswith("reference.")}
+        checkpoint["state_dict"] = {name: value for name, value in state.items() if not self._is_frozen(name)}
+        checkpoint["lora"] = None if self.lora is None else asdict(self.lora)
+
+    def _is_frozen(self, name: str) -> bool:
+        return name.startswith("reference.") or (self.lora is not None and not is_adapter(name))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Fill in what :meth:`on_save_checkpoint` left out.
 
         Raises:
-            ConfigurationError: A run with replay is to resume from a checkpoint without a replay buffer.
+            ConfigurationError: A run with replay is to resume from a checkpoint without a replay buffer, or one with
+                adapters from a checkpoint with other adapters or none.
         """
         data = type(getattr(self.trainer, "datamodule", None)).__name__
         if self.trainer.state.fn == TrainerFn.FITTING and self.algorithm.needs_rollouts and data not in checkpoint:
@@ -322,9 +359,14 @@ class PolicyModule(LightningModule):
                 f"ckpt_path={self.trainer.ckpt_path!r} holds no replay buffer: it is not from a run like this one;"
                 " to start from its weights, `freshper export` them and set model.path"
             )
-        if self.reference is not None:
-            reference = {f"reference.{k}": v for k, v in self.reference.state_dict().items()}
-            checkpoint["state_dict"] = {**checkpoint["state_dict"], **reference}
+        lora = None if self.lora is None else asdict(self.lora)
+        if checkpoint.get("lora") != lora:
+            raise ConfigurationError(
+                f"model.lora={lora}, but the checkpoint {self.trainer.ckpt_path!r} was written with"
+                f" {checkpoint.get('lora')}; use the same, or `freshper export` it and set model.path"
+            )
+        frozen = {name: value for name, value in self.state_dict().items() if self._is_frozen(name)}
+        checkpoint["state_dict"] = {**checkpoint["state_dict"], **frozen}
 
 
 @contextmanager

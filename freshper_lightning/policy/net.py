@@ -2,28 +2,20 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.nn.functional import nll_loss
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from freshper_lightning.errors import ConfigurationError
+from freshper_lightning.policy.log_prob import Readout, TokenStatistics, linear_log_probs
+from freshper_lightning.policy.lora import LoraSettings, add_adapters, merged_tensors, whole
+from freshper_lightning.rollout.attention import caps_attention
 
 PARITY = 1e-3
 """Largest difference in nats that rounding in float32 may make."""
-
-
-class TokenStatistics(NamedTuple):
-    """What the policy says about ``S`` given tokens, at the sampling temperature."""
-
-    log_probs: Tensor
-    """float32 [S]: natural log-probability of each token."""
-    entropy: Tensor | None
-    """float32 [S]: entropy of the whole distribution at each token, in nats, where asked for."""
 
 
 class PolicyNet(nn.Module):
@@ -36,6 +28,8 @@ class PolicyNet(nn.Module):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
+        self.lora: LoraSettings | None = None
+        """Settings of the adapters, where there are any."""
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> "PolicyNet":
@@ -51,11 +45,16 @@ class PolicyNet(nn.Module):
         for name, value in config.to_dict().items():
             if "dropout" in name and isinstance(value, float):
                 setattr(config, name, 0.0)
+        attention = "eager" if caps_attention(config) else None
         try:
             model, loaded = cast(
                 tuple[PreTrainedModel, dict[str, Any]],
                 AutoModelForCausalLM.from_pretrained(
-                    path, config=config, dtype=torch.float32, output_loading_info=True
+                    path,
+                    config=config,
+                    dtype=torch.float32,
+                    attn_implementation=attention,
+                    output_loading_info=True,
                 ),
             )
         except (OSError, RuntimeError, ValueError, SafetensorError) as error:
@@ -104,25 +103,47 @@ class PolicyNet(nn.Module):
         """Statistics of ``targets`` [S], predicted from flat positions [S] of the rows ``input_ids`` [R, W].
 
         ``position_ids`` restart at 0 where a new conversation begins in a row; conversations do not see each other.
-        Entropy is a value only, which takes half of the memory, unless its gradient is asked for.
+        Entropy is a value only, which takes less memory, unless its gradient is asked for.
         """
         # Transformers tells packed conversations apart only without an attention mask and without a cache.
         backbone = self.model.base_model
         hidden = backbone(input_ids=input_ids, position_ids=position_ids, attention_mask=None, use_cache=False)
         selected = hidden.last_hidden_state.flatten(0, 1)[predicted_from]
-        logits = self.model.get_output_embeddings()(selected).float() / temperature
-        all_log_probs = logits.log_softmax(dim=-1)
-        log_probs = -nll_loss(all_log_probs, targets, reduction="none")
-        if not with_entropy:
-            return TokenStatistics(log_probs, None)
-        all_log_probs = all_log_probs if entropy_gradient else all_log_probs.detach()
-        return TokenStatistics(log_probs, -(all_log_probs.exp() * all_log_probs).sum(dim=-1))
+        # The head is the root's own parameter, which a sharding strategy makes whole for the time of this forward.
+        head, config = self.model.get_output_embeddings(), self.model.config.get_text_config()
+        cap = getattr(config, "final_logit_softcapping", None)
+        readout = Readout(temperature, cap, with_entropy, entropy_gradient)
+        return linear_log_probs(selected, head.weight, head.bias, targets, readout)
+
+    def add_adapters(self, settings: LoraSettings) -> None:
+        """Freeze the weights and train adapters beside them; the output stays as it is.
+
+        Raises:
+            ConfigurationError: No layer that could have an adapter is called as the settings say.
+        """
+        add_adapters(self.model, settings)
+        self.lora = settings
+
+    def blocks(self) -> list[nn.Module]:
+        """The decoder layers, of which most of the network consists."""
+        names = set(self.model._no_split_modules or ())
+        return [module for module in self.model.modules() if type(module).__name__ in names]
+
+    def compile_blocks(self) -> None:
+        """Have each decoder layer compiled when it first runs, once for all lengths of rows."""
+        for block in self.blocks():
+            block.compile(dynamic=True)
 
     def checkpoint_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (checkpoint name, full tensor) one by one, each tied tensor once; a collective where sharded."""
+        """Yield (checkpoint name, full tensor) one by one, each tied tensor once; a collective where sharded.
+
+        Adapters are merged into the tensors that are yielded, and into no parameter.
+        """
+        if self.lora is not None:
+            yield from merged_tensors(self.model)
+            return
         for name, parameter in self.model.named_parameters():
-            tensor = parameter.detach()
-            yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            yield name, whole(parameter)
 
 
 def require_model_folder(path: str | Path) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from freshper_lightning.policy.lora import BasePolicy
 from freshper_lightning.policy.net import PolicyNet
 from freshper_lightning.policy.packing import collate
 from freshper_lightning.trajectory import Transcript
@@ -19,7 +20,11 @@ def num_passes(count: int) -> int:
 
 @torch.no_grad()
 def token_log_probs(
-    net: PolicyNet, trajectories: Sequence[Transcript], temperature: float, device: torch.device, passes: int
+    net: PolicyNet | BasePolicy,
+    trajectories: Sequence[Transcript],
+    temperature: float,
+    device: torch.device,
+    passes: int,
 ) -> list[Tensor]:
     """Float32 [S] on the CPU for each trajectory: log-probabilities of its sampled tokens, in ``passes`` passes."""
     found: list[Tensor] = []

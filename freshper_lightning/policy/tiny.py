@@ -10,12 +10,16 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
     GenerationConfig,
     LlamaConfig,
     PreTrainedConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
+    SmolLM3Config,
 )
 
 PAD, START, END = "<|pad|>", "<|im_start|>", "<|im_end|>"
@@ -26,11 +30,15 @@ CHATML = (
 )
 VOCAB_MULTIPLE = 64
 
-Family = Literal["llama", "qwen2", "qwen3"]
+Family = Literal["llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "smollm3"]
 CONFIGS: dict[Family, Callable[..., PreTrainedConfig]] = {
     "llama": LlamaConfig,
     "qwen2": Qwen2Config,
     "qwen3": Qwen3Config,
+    "gemma": GemmaConfig,
+    "gemma2": Gemma2Config,
+    "gemma3": Gemma3TextConfig,
+    "smollm3": SmolLM3Config,
 }
 
 

@@ -4,10 +4,16 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import PreTrainedConfig
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 GROUPED_SDPA = "grouped_sdpa"
+
+
+def caps_attention(config: PreTrainedConfig) -> bool:
+    """Whether attention scores are soft-capped, as in Gemma 2; of the attention on a CPU only ``eager`` does that."""
+    return getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
 
 
 def grouped_sdpa(

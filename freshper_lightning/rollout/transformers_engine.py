@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from typing_extensions import override
 
-from freshper_lightning.rollout.attention import GROUPED_SDPA
+from freshper_lightning.rollout.attention import GROUPED_SDPA, caps_attention
 from freshper_lightning.rollout.checkpoint import WeightNames, stop_token_ids
 from freshper_lightning.rollout.engine import Completion, GenerationRequest, RolloutEngine
 from freshper_lightning.rollout.kv_cache import ConversationCache, KVRows, RowRef, Tokens
@@ -45,6 +45,8 @@ class TransformersEngine(RolloutEngine):
     ) -> None:
         device = torch.device(device)
         attention = GROUPED_SDPA if device.type == "cpu" else "sdpa"
+        if caps_attention(AutoConfig.from_pretrained(model_path)):
+            attention = "eager"
         model = AutoModelForCausalLM.from_pretrained(
             model_path, dtype=getattr(torch, dtype), attn_implementation=attention
         )

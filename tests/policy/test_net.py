@@ -4,6 +4,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GraniteConfig, LlamaConfig
 
 from freshper_lightning.errors import ConfigurationError
+from freshper_lightning.policy.log_prob import linear_log_probs
 from freshper_lightning.policy.module import export_policy
 from freshper_lightning.policy.net import PolicyNet
 from freshper_lightning.policy.tiny import TinySpec, build_tiny, byte_tokenizer
@@ -38,15 +39,19 @@ def test_entropy_has_the_gradient_of_the_formula_where_it_is_asked_for_and_none_
     net.zero_grad()
 
 
-def test_only_selected_positions_reach_the_head_and_the_loss(net):
+def test_only_selected_positions_reach_the_head_and_the_loss(net, monkeypatch):
     """The head sees S rows, and a token after the last selected position cannot matter."""
     item = transcript(20, 1, turns=[(5, 9)])
     changed = transcript(20, 1, turns=[(5, 9)])
     changed.token_ids[9:] = 7
     rows = []
-    handle = net.model.get_output_embeddings().register_forward_hook(lambda _, inputs, __: rows.append(len(inputs[0])))
+
+    def head(hidden, *rest):
+        rows.append(len(hidden))
+        return linear_log_probs(hidden, *rest)
+
+    monkeypatch.setattr("freshper_lightning.policy.net.linear_log_probs", head)
     one, other = statistics(net, packed([item])), statistics(net, packed([changed]))
-    handle.remove()
     assert rows == [4, 4]
     torch.testing.assert_close(one.log_probs, other.log_probs, rtol=0, atol=1e-6)
 

@@ -1,0 +1,58 @@
+"""One iteration with a variant of the policy on the number of ranks that is asked for; each rank leaves what it saw.
+
+Usage: python -m tests.sharded_variants MODEL FOLDER RANKS
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from lightning import Callback
+
+from freshper_lightning.algorithms.algorithm import GRPO
+from freshper_lightning.policy.lora import LoraSettings, whole
+from freshper_lightning.strategies import FSDP2Strategy
+from tests.loop import fit, policy, replay_data, rollout_callback
+
+LORA = {"algorithm": GRPO(kl_coefficient=0.5), "lora": LoraSettings(r=4), "gradient_checkpointing": True}
+VARIANTS = {"lora": (LORA, {}), "bf16": ({}, {"precision": "bf16-mixed"}), "plain": ({}, {})}
+
+
+class Diary(Callback):
+    """Gradient norm, loss and metrics of each update."""
+
+    def __init__(self):
+        self.norms, self.metrics = [], []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.norms.append(float(pl_module.gradient_norm))
+        metrics = outputs["observation"].token_metrics
+        self.metrics.append({name: values.clone() for name, values in metrics.items()})
+
+
+def run(name, model, folder, ranks):
+    fields, options = VARIANTS[name]
+    diary, module = Diary(), policy(model, lr=0.1, optimizer=torch.optim.SGD, **fields)
+    if ranks > 1:
+        options = options | {"strategy": FSDP2Strategy(), "devices": ranks}
+    torch.manual_seed(0)
+    data = replay_data(batch_size=8, replay_updates=0, epochs=2)
+    trainer = fit(
+        folder / name,
+        module,
+        data,
+        rollout=rollout_callback(seed=5),
+        iterations=1,
+        extra=(diary,),
+        enable_checkpointing=False,
+        **options,
+    )
+    seen = {"norms": diary.norms, "metrics": diary.metrics, "merged": dict(module.policy.checkpoint_tensors())}
+    seen["parameters"] = {name: whole(parameter).clone() for name, parameter in module.policy.named_parameters()}
+    seen["dtypes"] = sorted({str(parameter.dtype) for parameter in module.parameters()})
+    torch.save(seen, folder / f"{name}_rank{trainer.global_rank}_of_{ranks}.pt")
+
+
+if __name__ == "__main__":
+    for variant in ("lora", "bf16"):
+        run(variant, sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

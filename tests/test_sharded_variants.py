@@ -1,0 +1,70 @@
+"""Adapters and bfloat16 with parameters sharded over two ranks."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from freshper_lightning.policy.lora import is_adapter
+from freshper_lightning.policy.net import PolicyNet
+from tests.command import ROOT
+from tests.sharded_variants import run
+
+RANKS = 2
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, model_path):
+    """What each of two ranks saw of each variant, and what one process saw."""
+    folder = tmp_path_factory.mktemp("variants")
+    command = [sys.executable, "-m", "tests.sharded_variants", str(model_path), str(folder), str(RANKS)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for name in ("lora", "plain"):
+        run(name, str(model_path), folder, 1)
+    return folder
+
+
+def seen(folder, name, ranks=RANKS):
+    return [torch.load(folder / f"{name}_rank{rank}_of_{ranks}.pt", weights_only=True) for rank in range(ranks)]
+
+
+def assert_one_policy(one, other):
+    assert one["norms"] == other["norms"]
+    for name, value in one["parameters"].items():
+        assert torch.equal(value, other["parameters"][name])
+
+
+def test_sharded_adapters_train_as_those_of_one_process_and_merge_alike(folder, model_path):
+    one, other = seen(folder, "lora")
+    (alone,) = seen(folder, "lora", 1)
+    assert_one_policy(one, other)
+    torch.testing.assert_close(one["norms"], alone["norms"], rtol=1e-4, atol=0)
+    for name, value in alone["merged"].items():
+        torch.testing.assert_close(one["merged"][name], value, rtol=0, atol=1e-6)
+    base = PolicyNet.from_pretrained(model_path).model.state_dict()
+    for name, value in one["parameters"].items():
+        moved = not torch.equal(value, base.get(name.removeprefix("model.").replace(".base_layer.", "."), value))
+        assert not moved or is_adapter(name)
+    assert all(value.any() for name, value in one["parameters"].items() if ".lora_B." in name)
+
+
+def test_the_base_of_sharded_adapters_is_the_reference(folder):
+    for rank in seen(folder, "lora"):
+        first, second = (metrics["kl_reference"] for metrics in rank["metrics"])
+        assert torch.equal(first, torch.zeros_like(first))
+        assert float(second.mean()) > 1e-6
+
+
+def test_bfloat16_ranks_keep_float32_weights_and_differ_by_rounding(folder):
+    one, other = seen(folder, "bf16")
+    (exact,) = seen(folder, "plain", 1)
+    assert_one_policy(one, other)
+    assert one["dtypes"] == ["torch.float32"]
+    gap = max(float(rank["metrics"][0]["log_ratio"].abs().max()) for rank in (one, other))
+    assert 1e-6 < gap < 0.02
+    assert one["norms"][0] != exact["norms"][0]
+    assert one["norms"][0] == pytest.approx(exact["norms"][0], rel=0.02)
