@@ -47,7 +47,7 @@ def linear_log_probs(
     adds up the gradient of ``weight`` in one buffer.
     """
     with torch.autocast(hidden.device.type, enabled=False):
-        outputs = _LinearLogProbs.apply(hidden, weight, bias, targets, readout)
+        outputs = _LinearLogProbs.apply(hidden, weight, bias, targets, readout)  # type: ignore[no-untyped-call]
     return TokenStatistics(*cast(tuple[Tensor, Tensor | None], outputs))
 
 
@@ -113,7 +113,7 @@ class _LinearLogProbs(torch.autograd.Function):
         return log_probs, entropy
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, by_log_probs: Tensor | None, by_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, log_sums, entropy, kept = ctx.saved_tensors
         head = _Head(weight, bias, hidden.dtype, ctx.readout)

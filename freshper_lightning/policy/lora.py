@@ -1,6 +1,5 @@
 """Low-rank adapters through peft: what trains, what an engine is given, and what a reference is."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -30,7 +29,7 @@ class LoraSettings:
 
     r: int = 16
     """Rank of the adapters."""
-    alpha: float = 32.0
+    alpha: int = 32
     """Adapters are multiplied by alpha / r."""
     target_modules: str | list[str] = "all-linear"
     """Names of the layers that get one, or a regular expression for them; never embeddings or the output head."""
@@ -40,8 +39,8 @@ class LoraSettings:
     def __post_init__(self) -> None:
         if self.r < 1:
             raise ValueError(f"lora.r must be at least 1, not {self.r}")
-        if not 0 < self.alpha < math.inf:
-            raise ValueError(f"lora.alpha must be above 0 and finite, not {self.alpha}")
+        if self.alpha < 1:
+            raise ValueError(f"lora.alpha must be at least 1, not {self.alpha}")
         if self.dropout != 0:
             raise ValueError(f"lora.dropout must be 0, since the engine samples without dropout, not {self.dropout}")
         if find_spec("peft") is None:

@@ -15,7 +15,7 @@ from tests.loop import Recorder, fit, policy, replay_data
 from tests.policy.transcripts import packed, statistics, transcript
 from tests.rollout.rigs import Rig, checkpoint, engine_for, requests
 
-SETTINGS = LoraSettings(r=4, alpha=8.0)
+SETTINGS = LoraSettings(r=4, alpha=8)
 
 
 def adapted(path, settings=SETTINGS, seed=0):
@@ -155,8 +155,7 @@ def test_a_checkpoint_with_other_adapters_is_refused(run, model_path, tmp_path, 
     ("fields", "message"),
     [
         ({"r": 0}, r"lora\.r must be at least 1, not 0"),
-        ({"alpha": 0.0}, r"lora\.alpha must be above 0 and finite, not 0"),
-        ({"alpha": float("inf")}, r"lora\.alpha must be above 0 and finite, not inf"),
+        ({"alpha": 0}, r"lora\.alpha must be at least 1, not 0"),
         ({"dropout": 0.1}, r"lora\.dropout must be 0, since the engine samples without dropout, not 0\.1"),
     ],
 )
