@@ -42,6 +42,13 @@ def masses(buffer, clock):
     return dict(zip(ids.tolist(), ((bases * torch.exp(-ages / 50)) ** 0.6).tolist(), strict=True))
 
 
+def in_order(draw, batches):
+    """Probabilities of a draw in the order of its micro-batches."""
+    of = dict(zip(draw.ids.tolist(), draw.probabilities.tolist(), strict=True))
+    ids = [key for batch in batches for key in batch.ids.tolist()]
+    return torch.tensor([of[key] for key in ids], dtype=torch.float64)
+
+
 class Diary(Callback):
     """One row per optimizer batch: what this rank was given, and the whole policy afterwards."""
 
@@ -50,20 +57,21 @@ class Diary(Callback):
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         self.batches.append(batch)
-        log_ratio = outputs["observation"].token_metrics["log_ratio"]
-        self.log_weights.append(sequence_log_weights(log_ratio, batch.segments, len(batch.ids)))
+        if not batch.is_filler:
+            log_ratio = outputs["observation"].token_metrics["log_ratio"]
+            self.log_weights.append(sequence_log_weights(log_ratio, batch.segments, len(batch.ids)))
         if (batch_idx + 1) % trainer.accumulate_grad_batches:
             return
         batches, self.batches = self.batches, []
-        log_weights, self.log_weights = torch.cat(self.log_weights), []
+        log_weights, self.log_weights = torch.cat([torch.empty(0, dtype=torch.float64), *self.log_weights]), []
         draw = trainer.datamodule.last_draw if batch.phase == "replay" else None
-        self.sharded = all(isinstance(p, DTensor) for p in pl_module.parameters())
+        self.sharded = all(isinstance(p, DTensor) for p in pl_module.policy.parameters())
         self.rows.append(
             {
                 "phase": batch.phase,
                 "ids": torch.cat([b.ids for b in batches]),
                 "weights": torch.cat([b.importance_weights for b in batches if not b.is_filler] or [torch.empty(0)]),
-                "probabilities": None if draw is None else torch.from_numpy(draw.probabilities),
+                "probabilities": None if draw is None else in_order(draw, batches),
                 "masses": masses(trainer.datamodule.buffer, trainer.callbacks[0].clock),
                 "tokens": float(sum(b.lengths.sum() for b in batches if not b.is_filler)),
                 "effective": trainer.datamodule.effective_draw,

@@ -90,7 +90,7 @@ def test_a_key_may_refer_to_another_of_its_file(capsys, tmp_path):
         ("--model.algoritm=GRPO", ["no key model.algoritm", "did you mean model.algorithm"]),
         ("--trainer.max_epoch=3", ["no key trainer.max_epoch", "trainer.max_epochs"]),
         ("--rollout.group=3", ["no key rollout.group", "rollout.groups", "rollout.group_size"]),
-        ("--model.algorithm.clipp=1", ["model.algorithm.clipp", "GRPO", "allowed: baseline", "clip_high"]),
+        ("--model.algorithm.clipp=1", ["model.algorithm.clipp", "GRPO", "allowed: clip, ", "clip_high"]),
         ("--data.batchsize=3", ["data.batchsize", "ReplayDataModule", "allowed: batch_size"]),
         ("--data.priority.epss=3", ["data.priority.epss", "allowed: eps"]),
         ("--model.optimizer.lrr=3", ["model.optimizer.lrr", "AdamW", "allowed: lr, betas"]),
@@ -112,7 +112,7 @@ def test_a_wrong_key_is_refused_and_the_right_one_named(capsys, argument, parts)
         ("--data.clock=seconds", ["data.clock=seconds", "one of updates, iterations, lr_path, drift, drift_length"]),
         ("--evaluation.modes=[fast]", ["evaluation.modes=fast", "one of sampled, greedy"]),
         ("--trainer.max_epochs=many", ["trainer.max_epochs=many", "must be int"]),
-        ("--model.algorithm=GRPOO", ["model.algorithm=GRPOO", "GRPO, Reinforce, SFT"]),
+        ("--model.algorithm=GRPOO", ["model.algorithm=GRPOO", "allowed: CISPO, DAPO, DecoupledPPO, DrGRPO, GRPO, "]),
         ("--data.priority=Foo", ["data.priority=Foo", "AbsoluteAdvantage, AbsoluteReward"]),
         ("--data=ReplayModule", ["data=ReplayModule", "DemonstrationsDataModule, ReplayDataModule"]),
         ("--model.optimizer=Adamm", ["model.optimizer=Adamm", "AdamW"]),
@@ -141,7 +141,7 @@ def test_a_wrong_key_of_a_file_is_refused_like_one_of_the_command_line(capsys, t
 @pytest.mark.parametrize(
     ("argument", "parts"),
     [
-        ("--model.algorithm.clip=2", ["clip must be above 0 and below 1, not 2.0"]),
+        ("--model.algorithm.clip=2", ["clip must be above 0 and at most 1, not 2.0"]),
         ("--rollout.group_size=1", ["rollout.group_size=1", "at least 2", "'mean_std'"]),
         ("--rollout.engine.max_model_len=1", ["max_model_len must be at least 2, not 1"]),
         ("--rollout.environment.id=FrozenLake-v9", ["FrozenLake-v9"]),

@@ -295,6 +295,8 @@ class PolicyModule(LightningModule):
         for optimizer in self.trainer.optimizers:
             for group in optimizer.param_groups:
                 for key, configured in optimizer.defaults.items():
+                    if key not in group:  # 8-bit optimizers drop some of PyTorch's own
+                        continue
                     restored = group[key]
                     # Some optimizers hold their learning rate in a tensor, which rounds it.
                     value = torch.full_like(restored, float(configured)) if isinstance(restored, Tensor) else configured
