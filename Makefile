@@ -5,14 +5,16 @@ PYTHON ?= python3
 ENGINE ?= transformers
 SEED ?= 0
 RUN ?= runs/quickstart
+ARGS ?=
 
 VENV := .venv
+VENV_BENCH := .venv-bench
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 FRESHPER := $(VENV)/bin/freshper
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: quickstart learn smollm2 bench-trainer test test-slow lint clean help
+.PHONY: quickstart learn smollm2 bench-trainer bench-replay test test-slow lint clean help
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -69,6 +71,20 @@ smollm2: $(VENV)/.smollm2  ## Make runs/smollm2, a real model of 135M parameters
 bench-trainer: $(VENV)/.light  ## Time and memory of the trainer's log-probability (ten minutes).
 	$(VENV)/bin/python benchmarks/trainer/log_prob.py
 
+# An environment apart, for packages that nothing else needs; our own without dependencies, which the buffer does not need.
+$(VENV_BENCH)/.ready: requirements/bench-replay.txt requirements/build_torchrl.py
+	@test -x $(VENV_BENCH)/bin/python || $(PYTHON) -m venv $(VENV_BENCH)
+	$(VENV_BENCH)/bin/python -m pip --disable-pip-version-check install --quiet torch==2.13.0
+	$(VENV_BENCH)/bin/python -m pip --disable-pip-version-check install --quiet -r requirements/bench-replay.txt
+	$(VENV_BENCH)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -e .
+	$(VENV_BENCH)/bin/python requirements/build_torchrl.py
+	@touch $@
+
+# What docs/results/replay.csv has already is kept.
+bench-replay: export OMP_NUM_THREADS = 1
+bench-replay: $(VENV_BENCH)/.ready  ## Speed and memory of the buffer beside others; ARGS='--sizes 1000 10000' for a part.
+	$(VENV_BENCH)/bin/python -m benchmarks.replay $(ARGS)
+
 lint: $(VENV)/.dev  ## Style and types.
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -83,4 +99,4 @@ test-slow: $(VENV)/.vllm $(VENV)/.smollm2 $(VENV)/.dev  ## Tests that take minut
 	$(VENV)/bin/pytest -m slow
 
 clean:  ## Remove what the targets made, except results.
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV_BENCH) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from benchmarks.replay.contender import TAU
+from benchmarks.replay.contender import TAU, UPDATES
 from benchmarks.replay.measure import Make
 from benchmarks.replay.ours import Ours
 from benchmarks.replay.payload import BATCH
@@ -31,8 +31,8 @@ def maker(name: str, size: int) -> Make:
 
 
 def _decay(name: str, size: int) -> Decay:
-    """A window keeps half of the buffer."""
-    half = size / BATCH / 2
+    """A window keeps half of the buffer, and never less than the batch that came in last."""
+    half = UPDATES * max(size / BATCH / 2, 2)
     decays = {
         EXPONENTIAL: ExponentialDecay(TAU),
         INVERSE: InverseDecay(),

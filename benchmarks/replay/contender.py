@@ -11,12 +11,14 @@ from benchmarks.replay.payload import BATCH, Batch
 
 ALPHA, BETA, TAU, EPS = 0.6, 0.4, 500.0, 1e-6
 """Exponents of priorities and weights, time constant of the exponential decay in updates, offset of priorities."""
+UPDATES = 4
+"""Updates for each batch that is added."""
 
 
 class Contender(ABC):
     """A prioritized buffer of trajectories that is full of batches; every method does all of what it is named after.
 
-    Age is counted in batches that were added.
+    The clock goes on by ``UPDATES`` with every batch that is added, and by 1 where time alone goes by.
 
     Args:
         capacity: Trajectories that fit in.
@@ -30,12 +32,17 @@ class Contender(ABC):
 
     def __init__(self, capacity: int, batches: Sequence[Batch]) -> None:
         self.capacity, self.batches = capacity, batches
-        self.now = 0
+        self.now = self.added = 0
 
     def next_batch(self) -> Batch:
         """What comes in next; the clock goes on."""
-        self.now += 1
-        return self.batches[self.now % len(self.batches)]
+        self.now, self.added = self.now + UPDATES, self.added + 1
+        return self.batches[self.index]
+
+    @property
+    def index(self) -> int:
+        """Which of the batches came in last."""
+        return self.added % len(self.batches)
 
     def fill(self, batches: int) -> None:
         """Adds so many batches."""

@@ -96,7 +96,7 @@ class Published(Contender):
         return oldest
 
     def _store(self, slot: int, index: int, batch: Batch) -> None:
-        self._entries[slot] = self._made[self.now % len(self.batches)][index]
+        self._entries[slot] = self._made[self.index][index]
         self._valid[slot], self._base[slot], self._pushed[slot] = True, float(batch.priorities[index]), self.now
         self._write(slot, 1.0)  # the greatest priority so far, until the next refresh
 

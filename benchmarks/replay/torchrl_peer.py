@@ -39,7 +39,7 @@ class TorchRL(Slots):
         """``extend`` and ``update_priority``."""
         batch = self.next_batch()
         self.take_slots(batch)
-        slots = self._buffer.extend(self._made[self.now % len(self._made)])
+        slots = self._buffer.extend(self._made[self.index])
         self._buffer.update_priority(slots, torch.from_numpy(batch.priorities).float())
 
     def update(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:

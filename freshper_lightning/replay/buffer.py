@@ -22,6 +22,7 @@ from freshper_lightning.replay.priority import Priority, RatePriority, bases_of
 from freshper_lightning.replay.requirements import measured, require, require_bounds, require_one_of
 from freshper_lightning.replay.schemes import DrawName, DrawScheme, NothingToDraw, Picked, scheme_of
 from freshper_lightning.replay.stored import StoredTrajectories
+from freshper_lightning.replay.streams import DrawStreams
 from freshper_lightning.replay.success import SuccessRates
 from freshper_lightning.replay.weights import Gather, Weighting, WeightsOver
 from freshper_lightning.replay.wholeness import require_whole
@@ -99,6 +100,7 @@ class ReplayBuffer(StoredTrajectories):
         self._rates = SuccessRates()
         self._next_id = 0
         self._draws = 0
+        self._streams = DrawStreams(seed)
         self._newest = -np.inf
         self._evaluator = Evaluator()
         self._handed_out = HandedOut()
@@ -227,13 +229,9 @@ class ReplayBuffer(StoredTrajectories):
 
     def _pick(self, masses: Masses, n: int) -> tuple[Picked | None, NothingToDraw | None]:
         try:
-            return self.scheme.pick(masses, self._content.columns, n, self._random()), None
+            return self.scheme.pick(masses, self._content.columns, n, self._streams.of(self._draws)), None
         except NothingToDraw as shortage:
             return None, shortage
-
-    def _random(self) -> np.random.Generator:
-        """A function of seed and number of the draw alone."""
-        return np.random.Generator(np.random.Philox(np.random.SeedSequence((self.seed, self._draws))))
 
     @exclusive
     def has_mass(self, now: ClockReading) -> bool:
@@ -271,7 +269,7 @@ class ReplayBuffer(StoredTrajectories):
         base = measured(values, None)
         rows, stored = self._content.columns.stored_rows(ids, len(base))
         self._adjusted().write_base(rows, base[stored])
-        return int((~stored).sum())
+        return len(stored) - int(np.count_nonzero(stored))
 
     @exclusive
     def observe(self, ids: ArrayLike, log_fresh: ArrayLike, now: ClockReading) -> int:
@@ -296,7 +294,7 @@ class ReplayBuffer(StoredTrajectories):
         rows, stored = self._content.columns.stored_rows(ids, len(values))
         self._adjusted().write_fresh(rows, values[stored], since)
         self._newest = max(self._newest, since) if len(rows) else self._newest
-        return int((~stored).sum())
+        return len(stored) - int(np.count_nonzero(stored))
 
     @exclusive
     def prefetch(self, now: ClockReading) -> None:

@@ -124,8 +124,13 @@ class Columns:
         """Row of each id [n], and whether it is stored; where it is not, the row means nothing."""
         if self.end == 0:
             return np.zeros(len(ids), np.int64), np.zeros(len(ids), np.bool_)
-        rows = np.minimum(np.searchsorted(self.ids[: self.end], ids), self.end - 1)
-        return rows, (self.ids[rows] == ids) & self.live[rows]
+        # Where no row between others was ever removed, ids count up by one.
+        rows = np.minimum(np.maximum(ids - self.ids[0], 0), self.end - 1)
+        found = self.ids[rows] == ids
+        if not found.all():
+            rows = np.minimum(np.searchsorted(self.ids[: self.end], ids), self.end - 1)
+            found = self.ids[rows] == ids
+        return rows, found & self.live[rows]
 
     def stored_rows(self, ids: ArrayLike, count: int) -> tuple[Integers, Flags]:
         """Rows of those of ``count`` ids that are stored, and which of them are.

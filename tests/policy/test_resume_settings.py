@@ -1,5 +1,3 @@
-from functools import partial
-
 """What a resumed run takes from the configuration and what from the checkpoint, and what it refuses."""
 
 import pytest
@@ -30,7 +28,10 @@ def test_a_checkpoint_without_a_buffer_is_refused(last, model_path, tmp_path):
 
 
 def test_an_update_that_breaks_the_parameters_stops_the_run_and_is_not_saved(model_path, tmp_path):
-    module = policy(model_path, lr=1e30, optimizer=partial(torch.optim.SGD, weight_decay=1e30))
+    def overflowing(parameters, lr, weight_decay):
+        return torch.optim.SGD(parameters, lr=1e30, weight_decay=1e30)
+
+    module = policy(model_path, optimizer=overflowing)
     with pytest.raises(NonFiniteError, match=r"update on a fresh batch.*made parameters NaN or infinite"):
         fit(tmp_path, module, replay_data())
     assert not list(tmp_path.rglob("*.ckpt"))
