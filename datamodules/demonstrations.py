@@ -33,16 +33,18 @@ class DemonstrationsDataModule(LoopDataModule):
         arguments: dict[str, Any] | None = None,
         episodes: int = 2048,
         batch_size: int = 64,
+        resample: bool = False,
         history: History = "strict",
         seed: int = 0,
     ) -> None:
-        """Keep the settings; demonstrations are played in :meth:`setup`.
+        """Keep the settings; the first demonstrations are played in :meth:`setup`.
 
         Args:
             demonstrate: Import path of a function that plays one episode from a seed.
             arguments: Further arguments of that function.
-            episodes: Demonstrations.
+            episodes: Demonstrations in one pass.
             batch_size: Demonstrations per optimizer batch, over all ranks and micro-batches.
+            resample: Whether every pass plays new demonstrations, rather than all passes the same.
             history: As in the rollouts that follow.
             seed: Seed of instances and of the order.
         """
@@ -51,7 +53,11 @@ class DemonstrationsDataModule(LoopDataModule):
             raise ValueError(f"data.batch_size={batch_size} must divide data.episodes={episodes}, both at least 1")
         self.demonstrate, self.arguments, self.history = demonstrate, arguments or {}, history
         self.episodes, self.batch_size, self.seed = episodes, batch_size, seed
+        self.resample = resample
         self.demonstrations: list[Transcript] = []
+        """Those of the present pass."""
+        self._chat: ChatFormat | None = None
+        self._played: int | None = None
 
     def setup(self, stage: str) -> None:
         """Play and tokenise the demonstrations."""
@@ -61,14 +67,27 @@ class DemonstrationsDataModule(LoopDataModule):
         module = self.trainer.lightning_module
         assert isinstance(module, PolicyModule)
         require_model_folder(module.path)
+        self._chat = ChatFormat(AutoTokenizer.from_pretrained(module.path), history=self.history)
+        self._play(0)
+
+    def _play(self, number: int) -> None:
+        """Play the ``number``-th set of demonstrations, unless they are at hand.
+
+        Raises:
+            ConfigurationError: The demonstrator does not do what is asked of it.
+        """
+        if self._played == number:
+            return
+        assert self._chat is not None
+        first = number * self.episodes
         try:
-            chat = ChatFormat(AutoTokenizer.from_pretrained(module.path), history=self.history)
-            self.demonstrations = [self._episode(chat, number) for number in range(self.episodes)]
+            self.demonstrations = [self._episode(self._chat, first + index) for index in range(self.episodes)]
         except (ValueError, TypeError) as error:
             name = getattr(self.demonstrate, "__name__", repr(self.demonstrate))
             raise ConfigurationError(
                 f"data.demonstrate={name} with data.arguments={self.arguments}: {error}"
             ) from error
+        self._played = number
 
     def _episode(self, chat: ChatFormat, number: int) -> Transcript:
         instance = demonstration_instance_seed(self.seed, number)
@@ -91,6 +110,7 @@ class DemonstrationsDataModule(LoopDataModule):
     def optimizer_batch(self, update: int) -> list[TrajectoryBatch]:
         """This rank's part of the ``update``-th batch of the pass, as micro-batches."""
         assert self.trainer is not None
+        self._play(self.trainer.current_epoch if self.resample else 0)
         key = stable_hash("demonstration order", self.seed, self.trainer.current_epoch)
         order = np.random.default_rng(key).permutation(self.episodes)
         members = np.split(order, self.updates_per_iteration)[update]

@@ -89,6 +89,10 @@ class ReplayDataModule(LoopDataModule):
         """The draw of the replay batch now being trained on (this rank's part); None in a skipped update."""
         self.seconds_sampling = 0.0
         """Time spent on drawing and collating since it was last reset."""
+        self.withhold: Callable[[list[Trajectory]], list[Trajectory]] | None = None
+        """Takes trajectories of a new iteration out of training, where that is asked for; returns the others."""
+        self.restores_tau = False
+        """Whether a checkpoint's tau replaces that of the configuration, since training moves it."""
         self._fresh: Ids = np.empty(0, dtype=np.int64)
         self._batches_per_epoch: int | None = None
         self._now: Callable[[], ClockReading] = ClockReading
@@ -137,7 +141,8 @@ class ReplayDataModule(LoopDataModule):
 
     def add_fresh(self, trajectories: list[Trajectory]) -> None:
         """Put this rank's trajectories of a new iteration into the buffer and make them the fresh ones."""
-        self._fresh = self.buffer.add(trajectories, self._now())
+        kept = trajectories if self.withhold is None else self.withhold(trajectories)
+        self._fresh = self.buffer.add(kept, self._now())
 
     def optimizer_batch(self, update: int) -> list[TrajectoryBatch]:
         """The micro-batches of the iteration's ``update``-th optimizer batch, on this rank."""
@@ -202,8 +207,13 @@ class ReplayDataModule(LoopDataModule):
         return reduced.cpu()
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and primitives: the buffer (under ``buffer``) and which of its entries are fresh."""
-        return {"buffer": self.buffer.state_dict(), "fresh": torch.from_numpy(self._fresh.copy())}
+        """Tensors and primitives: the buffer (under ``buffer``), which of its entries are fresh, and tau."""
+        decay = self.buffer.decay
+        return {
+            "buffer": self.buffer.state_dict(),
+            "fresh": torch.from_numpy(self._fresh.copy()),
+            "tau": decay.tau if isinstance(decay, ExponentialDecay) else None,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned, bit by bit; an evaluation needs none of it and restores nothing.
@@ -213,6 +223,9 @@ class ReplayDataModule(LoopDataModule):
         """
         if self.trainer is not None and self.trainer.state.fn != TrainerFn.FITTING:
             return
+        tau = state_dict.get("tau")
+        if self.restores_tau and tau is not None:
+            self.buffer.decay = ExponentialDecay(tau)
         try:
             self.buffer.load_state_dict(state_dict["buffer"])
         except ValueError as error:

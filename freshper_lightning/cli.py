@@ -21,6 +21,7 @@ from datamodules.demonstrations import DemonstrationsDataModule
 from datamodules.replay import ReplayDataModule
 from freshper_lightning import commands
 from freshper_lightning.callbacks.evaluation import EvaluationCallback
+from freshper_lightning.callbacks.freshness import FreshnessCallback
 from freshper_lightning.callbacks.progress import LoopProgress
 from freshper_lightning.callbacks.replay_monitor import ReplayMonitor
 from freshper_lightning.callbacks.report import Report
@@ -60,7 +61,7 @@ HINTS = (
 
 
 class FreshperCLI(LightningCLI):
-    """Every part of a run is one group of keys: model, data, rollout, evaluation, checkpoint, report, trainer."""
+    """Every part of a run is one group of keys: model, data, rollout, freshness, evaluation, report and so on."""
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -74,6 +75,7 @@ class FreshperCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the callbacks that every run has, and tie together what must be equal."""
         parser.add_lightning_class_args(RolloutCallback, "rollout")
+        parser.add_lightning_class_args(FreshnessCallback, "freshness")
         parser.add_lightning_class_args(ReplayMonitor, "monitor")
         parser.add_lightning_class_args(EvaluationCallback, "evaluation")
         parser.add_lightning_class_args(LoopProgress, "progress")
@@ -81,6 +83,7 @@ class FreshperCLI(LightningCLI):
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
         parser.set_defaults({"checkpoint.save_on_train_epoch_end": True})
         parser.link_arguments("seed_everything", "rollout.seed", compute_fn=int)
+        parser.link_arguments("seed_everything", "freshness.seed", compute_fn=int)
         parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=int)
         parser.link_arguments("rollout.sampling.temperature", "model.temperature")
         parser.link_arguments("rollout.history", "data.init_args.history")

@@ -17,6 +17,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from datamodules.replay import ReplayDataModule
 from freshper_lightning.algorithms.algorithm import GRPO
 from freshper_lightning.callbacks.evaluation import EvaluationCallback
+from freshper_lightning.callbacks.freshness import FreshnessCallback
 from freshper_lightning.callbacks.progress import LoopProgress
 from freshper_lightning.callbacks.replay_monitor import ReplayMonitor
 from freshper_lightning.callbacks.report import Report
@@ -99,6 +100,7 @@ def trainer(
     iterations=2,
     rollout: RolloutCallback | None = None,
     evaluation: EvaluationCallback | None = None,
+    freshness: FreshnessCallback | None = None,
     extra: tuple[Callback, ...] = (),
     checkpoint: ModelCheckpoint | None = None,
     progress: LoopProgress | None = None,
@@ -107,6 +109,7 @@ def trainer(
     """In the order of the command line: callbacks of every run, then those of the configuration."""
     callbacks = [
         rollout or rollout_callback(),
+        freshness or FreshnessCallback(),
         ReplayMonitor(),
         evaluation or EvaluationCallback(episodes=2, at_start=False),
         progress or LoopProgress(),

@@ -75,7 +75,7 @@ def run():
         arguments = [argument for config in CONFIGS for argument in ("-c", f"configs/{config}.yaml")]
         output = freshper(
             *("fit", *arguments, "--model.path", folder / "model", "--trainer.logger.init_args.save_dir", folder),
-            *("--checkpoint.save_top_k", -1),
+            *("--checkpoint.save_top_k", -1, "--trainer.logger.init_args.version", ""),
             GSM8K_TRAIN=questions(folder, "train", range(400)),
             GSM8K_TEST=questions(folder, "test", range(400, 600)),
         )

@@ -88,10 +88,11 @@ def _check_trainer(trainer: Trainer) -> None:
 
 def _check_order(trainer: Trainer, rollout: "RolloutCallback") -> None:
     from freshper_lightning.callbacks.evaluation import EvaluationCallback
+    from freshper_lightning.callbacks.freshness import FreshnessCallback
     from freshper_lightning.callbacks.replay_monitor import ReplayMonitor
 
     callbacks: list[object] = getattr(trainer, "callbacks", [])
-    kinds = (EvaluationCallback, ReplayMonitor)
+    kinds = (EvaluationCallback, FreshnessCallback, ReplayMonitor)
     for callback in callbacks[: callbacks.index(rollout)]:
         if isinstance(callback, kinds):
             raise ConfigurationError(

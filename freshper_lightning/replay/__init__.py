@@ -1,11 +1,13 @@
 """Prioritized replay of trajectories; usable on its own, without Lightning."""
 
+from freshper_lightning.replay.adaptive import AdaptiveTau, LogRatios
 from freshper_lightning.replay.buffer import ReplayBuffer
 from freshper_lightning.replay.clock import CLOCKS, ClockName, clock_value
 from freshper_lightning.replay.decay import Decay, ExponentialDecay, InverseDecay, NoDecay, WindowDecay
 from freshper_lightning.replay.draw import Draw
 from freshper_lightning.replay.eviction import Eviction, Fifo, HardAge, Lowest
 from freshper_lightning.replay.files import read_state, write_state
+from freshper_lightning.replay.held_out import HeldOut
 from freshper_lightning.replay.priority import (
     AbsoluteAdvantage,
     AbsoluteReward,
@@ -34,6 +36,7 @@ __all__ = [
     "CLOCKS",
     "AbsoluteAdvantage",
     "AbsoluteReward",
+    "AdaptiveTau",
     "ClockName",
     "ClockReading",
     "CustomPriority",
@@ -46,8 +49,10 @@ __all__ = [
     "GroupSpread",
     "GumbelTopK",
     "HardAge",
+    "HeldOut",
     "InverseDecay",
     "Learnability",
+    "LogRatios",
     "Lowest",
     "Newest",
     "NoDecay",

@@ -2,9 +2,10 @@
 
 import threading
 
+import numpy as np
 from numpy.typing import ArrayLike
 
-from freshper_lightning.replay.columns import Integers
+from freshper_lightning.replay.columns import Floats, Integers
 from freshper_lightning.replay.content import Content
 from freshper_lightning.replay.locking import exclusive
 from freshper_lightning.trajectory import Trajectory
@@ -50,6 +51,17 @@ class StoredTrajectories:
         """
         columns = self._content.columns
         return self._content.store.get(columns.handles[columns.known_rows(ids)])
+
+    @exclusive
+    def bases(self, ids: ArrayLike) -> Floats:
+        """float64 [n]: base priorities in the order of ``ids`` [n], exact to a relative 1e-13 or so.
+
+        Raises:
+            KeyError: An id was evicted or never given; the message names it.
+        """
+        columns = self._content.columns
+        found: Floats = np.exp(columns.log_base[columns.known_rows(ids)])
+        return found
 
     @exclusive
     def pin(self, ids: ArrayLike) -> None:

@@ -69,6 +69,20 @@ def test_every_pass_takes_each_demonstration_once_in_an_order_of_its_own(tmp_pat
     assert passes[0] != passes[1]
 
 
+def test_resampled_demonstrations_are_new_in_every_pass_and_the_same_in_every_run(tmp_path, model_path):
+    runs = []
+    for name in ("first", "second"):
+        recorder = Recorder()
+        module, data = policy(model_path, lr=0.0, algorithm=SFT()), demonstrations(resample=True)
+        fit(tmp_path / name, module, data, extra=(recorder,), iterations=3)
+        runs.append([tuple(batch.targets.tolist()) for batch in recorder.batches])
+    assert runs[0] == runs[1]
+    replies = [
+        tuple(batch.targets[batch.segments == i].tolist()) for batch in recorder.batches for i in range(len(batch.ids))
+    ]
+    assert len(set(replies)) == len(replies) == 3 * 12
+
+
 def test_gradients_do_not_depend_on_accumulation(tmp_path, model_path):
     runs = []
     for accumulate in (1, 2, 4):
