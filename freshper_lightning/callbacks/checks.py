@@ -185,7 +185,7 @@ def _check_replay_epoch(trainer: Trainer, module: PolicyModule, rollout: "Rollou
         )
     if data is not None and module.algorithm.needs_proximal():
         raise ConfigurationError(
-            "model.algorithm.correction='decoupled': the trainer does not compute log-probabilities of a proximal policy"
+            "model.algorithm.correction='decoupled': the trainer does not compute proximal log-probabilities"
             " yet; allowed: bypass, importance_sampling"
         )
 
