@@ -54,6 +54,13 @@ def test_later_files_win_over_earlier_and_the_command_line_over_all(capsys, tmp_
     assert (settings["clip"], settings["dual_clip"]) == (0.1, 3.0)
 
 
+def test_adapters_are_keys_of_the_model(capsys):
+    config = printed(capsys, "-c", TINY, "--model.lora.r=4", "--model.lora.target_modules=[q_proj, v_proj]")
+    assert config["model"]["lora"] == {"r": 4, "alpha": 32.0, "target_modules": ["q_proj", "v_proj"], "dropout": 0.0}
+    assert printed(capsys, "-c", TINY)["model"]["lora"] is None
+    assert "lora.dropout must be 0" in refused(capsys, "--model.lora.dropout=0.1")
+
+
 def test_short_class_names_stand_for_the_classes(capsys):
     config = printed(
         capsys, "-c", TINY, "--model.algorithm=Reinforce", "--data.priority=AbsoluteReward", "--data.decay=NoDecay"

@@ -294,17 +294,7 @@ class PolicyModule(LightningModule):
             return
         for optimizer in self.trainer.optimizers:
             for group in optimizer.param_groups:
-                for key, configured in optimizer.defaults.items():
-                    if key not in group:  # 8-bit optimizers drop some of PyTorch's own
-                        continue
-                    restored = group[key]
-                    # Some optimizers hold their learning rate in a tensor, which rounds it.
-                    value = torch.full_like(restored, float(configured)) if isinstance(restored, Tensor) else configured
-                    same = list(restored) == list(value) if key == "betas" else bool(restored == value)
-                    if same:
-                        continue
-                    logger.warning("model.optimizer: %s=%s instead of the checkpoint's %s", key, configured, restored)
-                    group[key] = value
+                _apply_settings(group, optimizer.defaults)
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any | None) -> None:
         """Advance the schedule with applied updates only."""
@@ -378,6 +368,17 @@ def _refused(key: str) -> Iterator[None]:
     except (ValueError, TypeError) as error:
         allowed = "numbers in the ranges that its class documents, of which a learning rate is finite and at least 0"
         raise ConfigurationError(f"{key}: {error}; allowed: {allowed}") from error
+
+
+def _apply_settings(group: dict[str, Any], settings: dict[str, Any]) -> None:
+    for key in settings.keys() & group.keys():
+        configured, restored = settings[key], group[key]
+        # Some optimizers hold their learning rate in a tensor, which rounds it.
+        value = torch.full_like(restored, float(configured)) if isinstance(restored, Tensor) else configured
+        same = list(restored) == list(value) if key == "betas" else bool(restored == value)
+        if not same:
+            logger.warning("model.optimizer: %s=%s instead of the checkpoint's %s", key, configured, restored)
+            group[key] = value
 
 
 def export_policy(net: PolicyNet, source: str | Path, path: str | Path) -> None:

@@ -9,7 +9,7 @@ from freshper_lightning.algorithms.algorithm import GRPO
 from freshper_lightning.callbacks.replay_monitor import ReplayMonitor
 from freshper_lightning.callbacks.report import read_scalars
 from freshper_lightning.callbacks.rollout import RolloutCallback
-from freshper_lightning.errors import NonFiniteError
+from freshper_lightning.errors import ConfigurationError, NonFiniteError
 from freshper_lightning.policy.net import PolicyNet
 from freshper_lightning.replay import AbsoluteAdvantage
 from freshper_lightning.rollout.collector import EnvironmentConfig
@@ -142,6 +142,18 @@ def test_nan_leaves_a_checkpoint_of_the_last_good_update_that_resumes(broken, mo
 def test_settings_that_cannot_be_are_refused_by_key(model_path):
     with pytest.raises(ValueError, match=r"model\.temperature=0 must be above 0"):
         policy(model_path, temperature=0)
+
+
+def test_a_micro_batch_that_is_too_large_is_refused_by_key_before_it_runs(tmp_path, model_path):
+    recorder = Recorder()
+    module = policy(model_path, max_micro_batch_tokens=100)
+    with pytest.raises(
+        ConfigurationError, match=r"model\.max_micro_batch_tokens=100.* 4 conversations has .*accumulate_grad_batches=1"
+    ):
+        fit(tmp_path, module, replay_data(), extra=(recorder,))
+    assert recorder.observations == []
+    with pytest.raises(ValueError, match=r"model\.max_micro_batch_tokens=0 must be at least 1"):
+        policy(model_path, max_micro_batch_tokens=0)
 
 
 def test_the_policy_is_loaded_by_the_trainer_and_not_before(model_path):
