@@ -22,7 +22,7 @@ def on_two_ranks(model_path, folder, draw, lost):
     arguments = map(str, (model_path, folder, RANKS, draw, lost))
     command = [sys.executable, "-m", "tests.sharded_run", *arguments]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return [torch.load(folder / f"rank{rank}_of_{RANKS}.pt", weights_only=True) for rank in range(RANKS)]
 
