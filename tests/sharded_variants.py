@@ -1,6 +1,6 @@
 """One iteration with a variant of the policy on the number of ranks that is asked for; each rank leaves what it saw.
 
-Usage: python -m tests.sharded_variants MODEL FOLDER RANKS
+Usage: python -m tests.sharded_variants MODEL FOLDER RANKS VARIANT...
 """
 
 import sys
@@ -54,5 +54,5 @@ def run(name, model, folder, ranks):
 
 
 if __name__ == "__main__":
-    for variant in ("lora", "bf16"):
+    for variant in sys.argv[4:]:
         run(variant, sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

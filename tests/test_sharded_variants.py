@@ -10,7 +10,6 @@ import torch
 from freshper_lightning.policy.lora import is_adapter
 from freshper_lightning.policy.net import PolicyNet
 from tests.command import ROOT
-from tests.sharded_variants import run
 
 RANKS = 2
 
@@ -19,13 +18,17 @@ RANKS = 2
 def folder(tmp_path_factory, model_path):
     """What each of two ranks saw of each variant, and what one process saw."""
     folder = tmp_path_factory.mktemp("variants")
-    command = [sys.executable, "-m", "tests.sharded_variants", str(model_path), str(folder), str(RANKS)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    for name in ("lora", "plain"):
-        run(name, str(model_path), folder, 1)
+    for ranks, variants in ((RANKS, ("lora", "bf16")), (1, ("lora", "plain"))):
+        in_processes(model_path, folder, ranks, *variants)
     return folder
+
+
+def in_processes(model_path, folder, ranks, *variants):
+    """Each variant in fresh processes, where nothing else has used the random state that adapters start from."""
+    command = [sys.executable, "-m", "tests.sharded_variants", str(model_path), str(folder), str(ranks), *variants]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def seen(folder, name, ranks=RANKS):
