@@ -102,11 +102,6 @@ def test_a_group_of_one_is_no_trouble_without_a_baseline(tmp_path, model_path):
         fit(tmp_path, policy(model_path, algorithm=Reinforce(baseline="none")), replay_data(), rollout=rollout)
 
 
-def test_two_batches_to_an_epoch_are_enough_for_a_proximal_policy(tmp_path, model_path):
-    with pytest.raises(AssertionError, match="a model was loaded"):
-        fit(tmp_path, policy(model_path, algorithm=DecoupledPPO()), replay_data(batch_size=4))
-
-
 def test_lines_of_progress_need_an_interval():
     with pytest.raises(ValueError, match=r"progress\.line_every=0 must be at least 1"):
         LoopProgress(line_every=0)
