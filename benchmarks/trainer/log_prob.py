@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from freshper_lightning.policy.log_prob import CHUNK_BYTES, Readout, linear_log_probs
+from freshper_lightning.policy.log_prob import Readout, linear_log_probs
 
 FIELDS = ("variant", "chunk_mib", "tokens", "hidden", "vocabulary", "pass", "seconds", "time_ratio", "peak_mib")
 COSTS = ("memory_ratio", "repeats", "torch", "machine")
@@ -52,8 +52,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--hidden", type=int, default=896)
     parser.add_argument("--vocabulary", type=int, default=151_936)
-    parser.add_argument("--chunks", type=int, nargs="+", default=[CHUNK_BYTES >> 20], help="MiB of logits")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--chunks", type=int, nargs="+", default=[128, 256, 512], help="MiB of logits")
+    parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--table", type=Path, default=Path("docs/results/log_prob.csv"))
     parser.add_argument("--run", nargs=2, metavar=("MIB", "PASS"), help="print the cost of one run; 0 MiB is plain")
     options = parser.parse_args()
