@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import torch
-from lightning import Callback
+from lightning import Callback, seed_everything
 
 from freshper_lightning.algorithms.algorithm import GRPO
 from freshper_lightning.policy.lora import LoraSettings, is_adapter, whole
@@ -40,7 +40,7 @@ def run(name, model, folder, ranks):
     diary, module = Diary(), policy(model, lr=0.1, optimizer=torch.optim.SGD, **fields)
     if ranks > 1:
         options = options | {"strategy": FSDP2Strategy(), "devices": ranks}
-    torch.manual_seed(0)
+    seed_everything(0, verbose=False)
     data = replay_data(batch_size=8, replay_updates=0, epochs=2)
     trainer = fit(
         folder / name,
