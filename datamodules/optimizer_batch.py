@@ -1,7 +1,7 @@
 """This rank's part of an optimizer batch, and the micro-batches that it becomes."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -40,7 +40,7 @@ class Part:
     ages: Floats
     multiplicities: Floats
     sequences: float
-    draw: Draw | None = field(default=None)
+    draw: Draw | None = None
 
     @classmethod
     def fresh(cls, ids: Ids, items: Sequence[Trajectory], ages: Floats) -> "Part":

@@ -46,13 +46,14 @@ VARIANTS = {
 
 
 class Diary(Callback):
-    """Gradient norm, loss and metrics of each update."""
+    """Gradient norm of each update, and metrics of each micro-batch."""
 
     def __init__(self):
         self.norms, self.metrics = [], []
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        self.norms.append(float(pl_module.gradient_norm))
+        if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
+            self.norms.append(float(pl_module.gradient_norm))
         metrics = outputs["observation"].token_metrics
         self.metrics.append({name: values.clone() for name, values in metrics.items()})
 

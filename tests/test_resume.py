@@ -22,9 +22,6 @@ WHEN = {
 
 DECOUPLED = "--model.algorithm=DecoupledPPO"
 
-INSIDE_AN_EPOCH = {"of fresh data": (7, 1, 7), "of replay": (3, 1, 3)}
-"""Interval of checkpoints, after which of them the process is killed, and updates then; an epoch has 2."""
-
 
 def killing(after, within=False):
     plugin = {"class_path": "tests.command.KillingCheckpointIO", "init_args": {"after": after, "within": within}}
@@ -89,26 +86,22 @@ def test_a_run_that_is_killed_and_resumed_ends_as_the_uninterrupted_one(
     assert_ended_alike(tmp_path, uninterrupted)
 
 
-@pytest.fixture(scope="module")
-def uninterrupted_decoupled(tmp_path_factory, model_path):
-    folder = tmp_path_factory.mktemp("uninterrupted_decoupled")
-    with pytest.MonkeyPatch.context() as patch:
-        in_this_process(patch, model_path, folder, SAVE_AT_END, DECOUPLED)
-    return folder
-
-
-@pytest.mark.parametrize("where", INSIDE_AN_EPOCH)
-def test_a_run_that_is_killed_inside_an_epoch_goes_on_with_its_draws_and_its_proximal_policy(
-    tmp_path, monkeypatch, model_path, uninterrupted_decoupled, where
+def test_a_run_that_is_killed_inside_epochs_goes_on_with_their_draws_and_their_proximal_policies(
+    tmp_path, monkeypatch, model_path
 ):
-    interval, after, step = INSIDE_AN_EPOCH[where]
-    trigger = f"--checkpoint.every_n_train_steps={interval}"
-    killed = in_another_process(model_path, tmp_path, DECOUPLED, trigger, killing(after))
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    (checkpoint,) = (tmp_path / "run" / "checkpoints").glob(f"*step={step}.ckpt")
-    assert list(torch.load(checkpoint, weights_only=True)["ReplayDataModule"]["epoch"]) == [0, 1]
-    in_this_process(monkeypatch, model_path, tmp_path, SAVE_AT_END, DECOUPLED, trigger, f"--ckpt_path={checkpoint}")
-    assert_ended_alike(tmp_path, uninterrupted_decoupled)
+    """After one of the two updates of an epoch of replay, then of one of fresh data."""
+    once, twice, short = tmp_path / "once", tmp_path / "twice", "--trainer.max_epochs=2"
+    in_this_process(monkeypatch, model_path, once, SAVE_AT_END, DECOUPLED, short)
+    settings = ("--checkpoint.every_n_train_steps=1", DECOUPLED, short)
+    resume = ()
+    for after, name in ((3, "epoch=0-step=3.ckpt"), (4, "epoch=1-step=7.ckpt")):
+        killed = in_another_process(model_path, twice, *settings, killing(after), *resume)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        path = twice / "run" / "checkpoints" / name
+        assert list(torch.load(path, weights_only=True)["ReplayDataModule"]["epoch"]) == [0, 1]
+        resume = (f"--ckpt_path={path}",)
+    in_this_process(monkeypatch, model_path, twice, SAVE_AT_END, *settings, *resume)
+    assert_ended_alike(twice, once)
 
 
 def test_a_run_may_be_killed_more_than_once(tmp_path, monkeypatch, model_path, uninterrupted):

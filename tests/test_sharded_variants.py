@@ -84,8 +84,8 @@ def test_decoupled_updates_of_two_ranks_are_those_of_one_process(folder):
     one, other = seen(folder, "decoupled")
     (alone,) = seen(folder, "decoupled", 1)
     assert_one_policy(one, other)
-    assert len(one["norms"]) == len(alone["norms"]) == 2 * 8
-    torch.testing.assert_close(one["norms"][1:8:2], alone["norms"][1:8:2], rtol=1e-3, atol=0)
+    assert len(one["norms"]) == len(alone["norms"]) == 8
+    torch.testing.assert_close(one["norms"][:4], alone["norms"][:4], rtol=1e-4, atol=0)
     for rank in (one, other, alone):
         found = gaps(rank)
         assert max(found[::2]) < 1e-6
@@ -96,6 +96,6 @@ def test_decoupled_updates_of_two_ranks_are_those_of_one_process(folder):
 def test_a_rank_without_trajectories_goes_along_in_the_preparation_of_every_epoch(folder):
     full, empty = seen(folder, "lost")
     assert_one_policy(full, empty)
-    assert len(full["norms"]) == len(empty["norms"]) == 2 * 8
+    assert len(full["norms"]) == len(empty["norms"]) == 8
     assert all(len(metrics["ratio"]) == 1 for metrics in empty["metrics"])
     assert max(gaps(full)[::2]) < 1e-6 < min(gaps(full)[1::2])
