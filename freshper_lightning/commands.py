@@ -1,8 +1,12 @@
 """Commands beside training: building models and writing them out."""
 
 from pathlib import Path
+from typing import Any
 
 from freshper_lightning.checkpoint import read_file
+from freshper_lightning.envs import frozen_lake
+from freshper_lightning.envs.grid import ISOLATE
+from freshper_lightning.envs.protocol import Demonstrate, corpus
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.gguf import SMOLLM2_MODULE, SavedPrecision, bundled_gguf, convert_gguf
 from freshper_lightning.policy.lora import LoraSettings
@@ -11,18 +15,28 @@ from freshper_lightning.policy.net import PolicyNet
 from freshper_lightning.policy.tiny import TinySpec, build_tiny, train_tokenizer
 
 
-def tiny(path: str, spec: TinySpec = TinySpec(), vocabulary: int = 512, episodes: int = 200) -> None:
-    """Build a tiny language model for FrozenLake, with a tokenizer trained on what is said in the game.
+def tiny(
+    path: str,
+    spec: TinySpec = TinySpec(),
+    vocabulary: int = 512,
+    episodes: int = 200,
+    demonstrate: Demonstrate = frozen_lake.demonstrate,
+    arguments: dict[str, Any] | None = None,
+    isolate: str = ISOLATE,
+) -> None:
+    """Build a tiny language model for one task, with a tokenizer trained on what is said in it.
 
     Args:
         path: Folder to write the Hugging Face checkpoint to.
         spec: Architecture and seed; about one million parameters by default.
         vocabulary: Tokens, the 256 bytes included.
         episodes: Episodes whose texts the tokenizer is trained on.
+        demonstrate: Import path of a function that plays one episode from a seed.
+        arguments: Further arguments of that function; those of random play in a game on a grid by default.
+        isolate: Regular expression of what has tokens of its own.
     """
-    from freshper_lightning.envs.frozen_lake import ISOLATE, corpus
-
-    tokenizer = train_tokenizer(corpus(episodes, seed=0), vocabulary, ISOLATE)
+    texts = corpus(demonstrate, {"noise": 1.0} if arguments is None else arguments, episodes, seed=0)
+    tokenizer = train_tokenizer(texts, vocabulary, isolate)
     build_tiny(path, spec, tokenizer)
     print(f"tiny model with a vocabulary of {len(tokenizer)} tokens in {path}")
 
