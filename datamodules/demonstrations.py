@@ -1,5 +1,6 @@
 """Training batches from demonstrations: the supervised warm start, on the same loop as everything else."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,6 @@ import torch
 from transformers import AutoTokenizer
 
 from datamodules.loader import LoopDataModule
-from freshper_lightning.envs.protocol import Demonstrate
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.module import PolicyModule
 from freshper_lightning.policy.net import require_model_folder
@@ -15,6 +15,9 @@ from freshper_lightning.policy.packing import TrajectoryBatch, balanced_parts, c
 from freshper_lightning.rollout.conversation import ChatFormat, Conversation, History
 from freshper_lightning.rollout.seeds import demonstration_instance_seed, stable_hash
 from freshper_lightning.trajectory import Transcript
+
+Demonstrate = Callable[..., list[tuple[str, str]]]
+"""``demonstrate(seed, **arguments)``: the user message and the reply of each turn of one episode."""
 
 
 class DemonstrationsDataModule(LoopDataModule):

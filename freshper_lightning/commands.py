@@ -1,12 +1,10 @@
 """Commands beside training: building models and writing them out."""
 
+import importlib
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from freshper_lightning.checkpoint import read_file
-from freshper_lightning.envs import frozen_lake
-from freshper_lightning.envs.grid import ISOLATE
-from freshper_lightning.envs.protocol import Demonstrate, corpus
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.gguf import SMOLLM2_MODULE, SavedPrecision, bundled_gguf, convert_gguf
 from freshper_lightning.policy.lora import LoraSettings
@@ -20,9 +18,7 @@ def tiny(
     spec: TinySpec = TinySpec(),
     vocabulary: int = 512,
     episodes: int = 200,
-    demonstrate: Demonstrate = frozen_lake.demonstrate,
-    arguments: dict[str, Any] | None = None,
-    isolate: str = ISOLATE,
+    task: str = "freshper_lightning.envs.frozen_lake",
 ) -> None:
     """Build a tiny language model for one task, with a tokenizer trained on what is said in it.
 
@@ -31,14 +27,23 @@ def tiny(
         spec: Architecture and seed; about one million parameters by default.
         vocabulary: Tokens, the 256 bytes included.
         episodes: Episodes whose texts the tokenizer is trained on.
-        demonstrate: Import path of a function that plays one episode from a seed.
-        arguments: Further arguments of that function; those of random play in a game on a grid by default.
-        isolate: Regular expression of what has tokens of its own.
+        task: Module of the environment, with ``corpus(n, seed)``, what is said in n episodes, and ``ISOLATE``, a
+            regular expression for what stays in tokens of its own.
     """
-    texts = corpus(demonstrate, {"noise": 1.0} if arguments is None else arguments, episodes, seed=0)
-    tokenizer = train_tokenizer(texts, vocabulary, isolate)
+    module = _task(task)
+    tokenizer = train_tokenizer(module.corpus(episodes, seed=0), vocabulary, module.ISOLATE)
     build_tiny(path, spec, tokenizer)
     print(f"tiny model with a vocabulary of {len(tokenizer)} tokens in {path}")
+
+
+def _task(name: str) -> ModuleType:
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(f"task={name!r} cannot be imported: {error}") from error
+    if not (hasattr(module, "corpus") and hasattr(module, "ISOLATE")):
+        raise ConfigurationError(f"task={name!r} must be a module with corpus and ISOLATE, as frozen_lake has them")
+    return module
 
 
 def export(checkpoint: str, model: str, path: str) -> None:

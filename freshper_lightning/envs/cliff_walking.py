@@ -1,9 +1,10 @@
 """CliffWalking in text: along the edge of a cliff to the goal; there is only one instance."""
 
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from freshper_lightning.envs.frames import BLACK, BLUE, GREEN, WHITE, Figure, Picture
-from freshper_lightning.envs.grid import REPLY_RULE, Cell, GridGame, beside, imperfect_play
+from freshper_lightning.envs.grid import REPLY_RULE, Cell, GridGame, beside, imperfect_play, isolate, spoken
 
 ROWS, COLUMNS = 4, 12
 START: Cell = (ROWS - 1, 0)
@@ -100,6 +101,16 @@ class CliffWalking(GridGame):
         return CLIFF if is_cliff(cell) else GOAL_SYMBOL if cell == GOAL else GROUND
 
 
+ISOLATE = isolate(CliffWalking.pictures)
+"""What a tokenizer should keep in tokens of their own."""
+
+
 def demonstrate(seed: int, noise: float, **kwargs: Any) -> list[tuple[str, str]]:
     """One episode of :func:`~freshper_lightning.envs.grid.imperfect_play` in the game that ``kwargs`` configure."""
     return imperfect_play(CliffWalking(**kwargs), seed, noise)
+
+
+def corpus(n: int, seed: int, **kwargs: Any) -> Iterator[str]:
+    """Everything said in ``n`` episodes of random play, for training a tokenizer."""
+    for episode in range(seed, seed + n):
+        yield from spoken(demonstrate(episode, 1.0, **kwargs))

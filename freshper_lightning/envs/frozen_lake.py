@@ -2,13 +2,14 @@
 
 import zlib
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from freshper_lightning.envs.frames import BLACK, BLUE, GREEN, ICE, Figure, Picture
-from freshper_lightning.envs.grid import ACTIONS, REPLY_RULE, Cell, GridGame, beside, imperfect_play
+from freshper_lightning.envs.grid import ACTIONS, REPLY_RULE, Cell, GridGame, beside, imperfect_play, isolate, spoken
 
 PLAYER, FROZEN, HOLE, GOAL = "P", "_", "O", "G"
 PLAYER_IN_HOLE, PLAYER_ON_GOAL = "X", "√"
@@ -167,6 +168,16 @@ class FrozenLake(GridGame):
         return ACTIONS[(ACTIONS.index(move) + int(self.np_random.integers(-1, 2))) % len(ACTIONS)]
 
 
+ISOLATE = isolate(FrozenLake.pictures)
+"""What a tokenizer should keep in tokens of their own."""
+
+
 def demonstrate(seed: int, noise: float, **kwargs: Any) -> list[tuple[str, str]]:
     """One episode of :func:`~freshper_lightning.envs.grid.imperfect_play` on the lake that ``kwargs`` configure."""
     return imperfect_play(FrozenLake(**kwargs), seed, noise)
+
+
+def corpus(n: int, seed: int, **kwargs: Any) -> Iterator[str]:
+    """Everything said in ``n`` episodes of random play, for training a tokenizer."""
+    for episode in range(seed, seed + n):
+        yield from spoken(demonstrate(episode, 1.0, **kwargs))

@@ -2,7 +2,7 @@
 
 import string
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, TypeAlias
 
 import gymnasium
@@ -20,9 +20,6 @@ MOVES: dict[str, Cell] = {"Left": (0, -1), "Down": (1, 0), "Right": (0, 1), "Up"
 ACTIONS = tuple(MOVES)
 
 REPLY_RULE = "You may think first, then give one move as <answer>move</answer>; any other reply loses the turn."
-
-ISOLATE = rf"[ \n]?[P_OGXSC#√](?=[ \n]|$)|{'|'.join(ACTIONS)}|\d"
-"""What a tokenizer should keep in tokens of their own: map cells (with the blank or newline ahead), actions, digits."""
 
 
 def beside(cell: Cell, action: str) -> Cell:
@@ -156,3 +153,23 @@ def imperfect_play(env: GridGame, seed: int, noise: float) -> list[tuple[str, st
         turns.append((observation, reply))
         observation = env.step(reply)[0]
     return turns
+
+
+def isolate(symbols: Iterable[str]) -> str:
+    """Regular expression of what a tokenizer should keep in tokens of their own.
+
+    Those are map cells of ``symbols`` (with the blank or newline ahead), actions and digits.
+    """
+    return rf"[ \n]?[{''.join(symbols)}](?=[ \n]|$)|{'|'.join(ACTIONS)}|\d"
+
+
+def spoken(turns: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """What a tokenizer sees of a demonstration.
+
+    Messages come apart, headed by their role on a line of its own, as templates in the style of ChatML show them;
+    the head of a reply comes alone, because it is part of the prompt.
+    """
+    for observation, reply in turns:
+        yield f"user\n{observation}"
+        yield "assistant\n"
+        yield reply

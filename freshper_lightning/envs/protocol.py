@@ -5,7 +5,7 @@ import importlib
 import inspect
 import re
 import string
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 import gymnasium
@@ -24,9 +24,6 @@ them optional:
 * ``effective`` (bool, default that of ``valid``): the reply changed the state.
 * ``success`` (bool, default unknown): the verdict, read at the last step.
 """
-
-Demonstrate: TypeAlias = Callable[..., list[tuple[str, str]]]
-"""``demonstrate(seed, **arguments)``: the user message and the reply of each turn of one episode."""
 
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
@@ -55,19 +52,6 @@ def parse_answer(reply: str, actions: Iterable[str]) -> str | None:
         return None
     named = match.group(1).strip().casefold()
     return next((action for action in actions if action.casefold() == named), None)
-
-
-def corpus(demonstrate: Demonstrate, arguments: Mapping[str, Any], episodes: int, seed: int) -> Iterator[str]:
-    """Everything said in demonstrations of the seeds from ``seed`` on, for training a tokenizer.
-
-    Messages come apart, headed by their role on a line of its own, as templates in the style of ChatML show them;
-    the head of a reply comes alone, because it is part of the prompt.
-    """
-    for episode in range(seed, seed + episodes):
-        for observation, reply in demonstrate(episode, **arguments):
-            yield f"user\n{observation}"
-            yield "assistant\n"
-            yield reply
 
 
 def make_text_env(env_id: str, kwargs: Mapping[str, Any]) -> TextEnv:

@@ -1,11 +1,12 @@
 """Sokoban in text: push every box onto a target."""
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Any, ClassVar
 
 from freshper_lightning.envs import sokoban_levels as xsb
 from freshper_lightning.envs.frames import BLUE, BROWN, GRAY, GREEN, RED, WHITE, Figure, Picture
-from freshper_lightning.envs.grid import REPLY_RULE, Cell, GridGame, imperfect_play
+from freshper_lightning.envs.grid import REPLY_RULE, Cell, GridGame, imperfect_play, isolate, spoken
 from freshper_lightning.envs.sokoban_generator import LevelSettings, draw_level, solutions
 from freshper_lightning.envs.sokoban_levels import Level, read_xsb
 
@@ -131,7 +132,16 @@ class Sokoban(GridGame):
 
 _read_levels = cache(read_xsb)
 
+ISOLATE = isolate(Sokoban.pictures)
+"""What a tokenizer should keep in tokens of their own."""
+
 
 def demonstrate(seed: int, noise: float, **kwargs: Any) -> list[tuple[str, str]]:
     """One episode of :func:`~freshper_lightning.envs.grid.imperfect_play` in the game that ``kwargs`` configure."""
     return imperfect_play(Sokoban(**kwargs), seed, noise)
+
+
+def corpus(n: int, seed: int, **kwargs: Any) -> Iterator[str]:
+    """Everything said in ``n`` episodes of random play, for training a tokenizer."""
+    for episode in range(seed, seed + n):
+        yield from spoken(demonstrate(episode, 1.0, **kwargs))

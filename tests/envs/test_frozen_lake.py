@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freshper_lightning.envs.frozen_lake import FrozenLake, Lake, demonstrate, draw_lake
-from freshper_lightning.envs.grid import ACTIONS, ISOLATE, MOVES
-from freshper_lightning.envs.protocol import corpus
+from freshper_lightning.envs.frozen_lake import ISOLATE, FrozenLake, Lake, corpus, demonstrate, draw_lake
+from freshper_lightning.envs.grid import ACTIONS, MOVES
 from freshper_lightning.policy.tiny import train_tokenizer
 from freshper_lightning.rollout.seeds import (
     demonstration_instance_seed,
@@ -236,7 +235,7 @@ def test_demonstrations_on_slippery_ice_play_the_slips_that_the_environment_make
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return train_tokenizer(corpus(demonstrate, {"noise": 1.0}, 300, seed=10**6), VOCABULARY, ISOLATE)
+    return train_tokenizer(corpus(300, seed=10**6), VOCABULARY, ISOLATE)
 
 
 def test_cells_actions_and_digits_are_single_tokens_wherever_they_stand(tokenizer):

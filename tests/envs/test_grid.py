@@ -7,19 +7,17 @@ from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from freshper_lightning.envs import cliff_walking, frozen_lake, sokoban
 from freshper_lightning.envs.cliff_walking import CliffWalking
-from freshper_lightning.envs.cliff_walking import demonstrate as demonstrate_cliff
 from freshper_lightning.envs.frames import TILE, Picture, draw_cell
 from freshper_lightning.envs.frozen_lake import FrozenLake
-from freshper_lightning.envs.frozen_lake import demonstrate as demonstrate_lake
-from freshper_lightning.envs.grid import ACTIONS, ISOLATE, MOVES
-from freshper_lightning.envs.protocol import corpus, make_text_env, parse_answer
+from freshper_lightning.envs.grid import ACTIONS, MOVES
+from freshper_lightning.envs.protocol import make_text_env, parse_answer
 from freshper_lightning.envs.sokoban import Sokoban
-from freshper_lightning.envs.sokoban import demonstrate as demonstrate_sokoban
 from freshper_lightning.policy.tiny import train_tokenizer
 from tests.envs.grids import TASKS, answer, board
 
-DEMONSTRATE = {FrozenLake: demonstrate_lake, Sokoban: demonstrate_sokoban, CliffWalking: demonstrate_cliff}
+MODULES = {FrozenLake: frozen_lake, Sokoban: sokoban, CliffWalking: cliff_walking}
 PIECES = [
     *("<answer>", "</answer>", "<answer", "answer>", "</answer", "<ANSWER>", "<search>", "<think>", "</think>"),
     *("Left", "left!", "Leſt", "Ｌｅｆｔ", "Down", "Up Up", "Right,Left", "moves", "10", "√", "P _ O", "<|im_end|>"),
@@ -121,13 +119,13 @@ def test_the_last_turn_truncates_and_what_follows_is_refused(env):
 
 def test_everything_said_lies_in_the_declared_spaces(env, kwargs):
     for seed in range(10):
-        for observation, reply in DEMONSTRATE[type(env)](seed, 0.9, **kwargs):
+        for observation, reply in MODULES[type(env)].demonstrate(seed, 0.9, **kwargs):
             assert observation in env.observation_space
             assert reply in env.action_space
 
 
 def test_demonstrations_are_determined_by_their_seed_and_refuse_impossible_noise(env, kwargs):
-    demonstrate = DEMONSTRATE[type(env)]
+    demonstrate = MODULES[type(env)].demonstrate
     assert demonstrate(7, 0.5, **kwargs) == demonstrate(7, 0.5, **kwargs)
     with pytest.raises(ValueError, match=r"noise.*1.2"):
         demonstrate(7, 1.2, **kwargs)
@@ -170,7 +168,7 @@ def test_a_cell_is_its_ground_with_a_darker_edge():
     assert (cell[:, -1] < cell[0, 0]).all()
 
 
-@pytest.mark.parametrize("made", DEMONSTRATE)
+@pytest.mark.parametrize("made", MODULES)
 def test_arguments_that_every_game_has_are_refused_by_name(made):
     with pytest.raises(ValueError, match=r"max_.*0"):
         made(max_turns=0)
@@ -182,8 +180,8 @@ def test_arguments_that_every_game_has_are_refused_by_name(made):
 def test_a_tiny_tokenizer_keeps_cells_and_actions_whole_and_an_episode_fits_its_bound(name, most):
     env_id, kwargs = TASKS[name]
     env = make_text_env(env_id, kwargs).unwrapped
-    demonstrate = DEMONSTRATE[type(env)]
-    tokenizer = train_tokenizer(corpus(demonstrate, {"noise": 1.0, **kwargs}, 60, seed=10**6), 512, ISOLATE)
+    module = MODULES[type(env)]
+    tokenizer = train_tokenizer(module.corpus(60, seed=10**6), 512, module.ISOLATE)
     messages = [{"role": "user", "content": env.reset(seed=0)[0]}]
     pieces = tokenizer.convert_ids_to_tokens(tokenizer.encode(env.step("pass")[0], add_special_tokens=False))
     assert sum(piece.lstrip("ĠĊ") in {*"P_OGXSC#", "âĪļ"} for piece in pieces) == sum(map(len, env.rows()))
