@@ -19,7 +19,7 @@ SYMBOLS = {
     xsb.PLAYER: "P",
     xsb.PLAYER_ON_TARGET: "S",
 }
-"""What the policy sees for each symbol of XSB, as in FreshPER: single characters that are no punctuation of prose."""
+"""What the policy sees for each symbol of XSB, as in FreshPER."""
 
 STEP_REWARD, BOX_REWARD, SOLVED_REWARD = -0.1, 1.0, 10.0
 
@@ -33,9 +33,9 @@ class Sokoban(GridGame):
     targets: one box on its target after k turns makes 11 - 0.1 k. A move against a wall, or against a box that cannot
     be pushed, changes nothing. Rules and rewards after gym-sokoban and FreshPER; the levels are our own.
 
-    A level depends on the seed of ``reset`` alone, an even seed never gives the level of an odd one, and no level has
-    a box on a target. ``levels`` draws from a file instead, every seed from all of it: to hold levels out, evaluate on
-    another file.
+    A level depends on the seed of ``reset`` alone, an even seed never gives the level of an odd one, and no level
+    starts with a box on a target. ``levels`` draws from a file instead, every seed from all of it: to hold levels out,
+    evaluate on another file.
 
     Args:
         rows: Rows, outer walls included, from 5 to 16.
@@ -95,6 +95,11 @@ class Sokoban(GridGame):
         )
 
     @property
+    def instances(self) -> frozenset[str]:
+        """The levels of the file, each as XSB text; empty where levels are generated."""
+        return frozenset("\n".join(level.rows()) for level in self.levels)
+
+    @property
     def position(self) -> Cell:
         """Where the player stands."""
         return self.level.player
@@ -130,7 +135,14 @@ class Sokoban(GridGame):
         return STEP_REWARD + gained + SOLVED_REWARD * self.level.solved
 
 
-_read_levels = cache(read_xsb)
+@cache
+def _read_levels(path: str) -> tuple[Level, ...]:
+    levels = read_xsb(path)
+    for number, level in enumerate(levels, start=1):
+        if level.solved:
+            raise ValueError(f"levels={path!r}: level {number} is solved already; there must be something to play")
+    return levels
+
 
 ISOLATE = isolate(Sokoban.pictures)
 """What a tokenizer should keep in tokens of their own."""

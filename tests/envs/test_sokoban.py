@@ -137,11 +137,16 @@ def test_levels_of_a_file_are_drawn_uniformly_by_seed(tmp_path):
     assert (np.bincount(drawn) > 25).all()
     env.reset(seed=0)
     assert levels.index(env.level) == drawn[0]
+    assert env.instances == {"\n".join(level.rows()) for level in levels}
+    assert not Sokoban().instances
 
 
-def test_a_file_that_cannot_be_read_is_refused_by_name():
+def test_a_file_that_cannot_be_read_or_played_is_refused_by_name(tmp_path):
     with pytest.raises(ValueError, match=r"levels='nowhere.xsb' is not a file"):
         Sokoban(levels="nowhere.xsb")
+    write_xsb(tmp_path / "solved.xsb", [parse_level(["####", "#@*#", "####"])])
+    with pytest.raises(ValueError, match=r"solved.xsb': level 1 is solved already"):
+        Sokoban(levels=str(tmp_path / "solved.xsb"))
 
 
 @pytest.mark.parametrize(
