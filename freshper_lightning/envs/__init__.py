@@ -3,4 +3,5 @@
 import gymnasium
 
 gymnasium.register(id="freshper/FrozenLake-v0", entry_point="freshper_lightning.envs.frozen_lake:FrozenLake")
+gymnasium.register(id="freshper/Arithmetic-v0", entry_point="freshper_lightning.envs.arithmetic:Arithmetic")
 gymnasium.register(id="freshper/MathQuestion-v0", entry_point="freshper_lightning.envs.math:MathQuestion")
