@@ -17,16 +17,16 @@ MAX_ANSWER = 256
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
-def tagged_answer(reply: str) -> str | None:
+def tagged_answer(reply: str, longest: int = MAX_ANSWER) -> str | None:
     """What stands in the one ``<answer>...</answer>`` of ``reply``, without the white space around it.
 
-    No tag, several of them, nothing inside, or more than ``MAX_ANSWER`` characters are ``None``.
+    No tag, several of them, nothing inside, or more than ``longest`` characters are ``None``.
     """
     found = _ANSWER.findall(reply)
     if len(found) != 1 or reply.count("<answer>") != 1:
         return None
     answer = str(found[0]).strip()
-    return answer if 0 < len(answer) <= MAX_ANSWER else None
+    return answer if 0 < len(answer) <= longest else None
 
 
 class QuestionEnv(gymnasium.Env[str, str]):
