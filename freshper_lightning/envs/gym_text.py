@@ -36,7 +36,7 @@ class GymText(gymnasium.Env[str, str]):
         describe: Import path of a function (environment, observation) -> text.
 
     Raises:
-        ValueError: The environment's spaces cannot be played in text, or an argument does not fit; the message names it.
+        ValueError: The spaces cannot be played in text, or an argument does not fit; the message names it.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012  (gymnasium declares it as an instance variable)
@@ -138,7 +138,7 @@ def _action_names(space: Any, actions: list[str] | None) -> tuple[str, ...] | No
         return None
     if not isinstance(space, Discrete):
         raise ValueError(
-            f"action space {space} with actions={actions}: it must be Discrete, or Text and without actions"
+            f"action space {space} with actions={actions}: must be Discrete, or Text and without actions"
         )
     names = tuple(actions or map(str, range(int(space.start), int(space.start + space.n))))
     if len({name.strip().casefold() for name in names}) != space.n or len(names) != space.n:
