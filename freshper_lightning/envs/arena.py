@@ -21,7 +21,7 @@ class TextArena(gymnasium.Env[str, str]):
     extra ``textarena``.
 
     Args:
-        id: Of the game, such as ``GuessTheNumber-v0-raw``; ``-raw`` leaves out wrappers that repeat the conversation.
+        game: Its id, such as ``GuessTheNumber-v0-raw``; ``-raw`` leaves out wrappers that repeat the conversation.
         kwargs: Arguments of the game.
 
     Raises:
@@ -30,16 +30,16 @@ class TextArena(gymnasium.Env[str, str]):
 
     metadata = {"render_modes": []}  # noqa: RUF012  (gymnasium declares it as an instance variable)
 
-    def __init__(self, id: str, kwargs: dict[str, Any] | None = None) -> None:
+    def __init__(self, game: str, kwargs: dict[str, Any] | None = None) -> None:
         library = _library()
         self._action_type = library.ObservationType.PLAYER_ACTION
         self._random, self._over = _random_states(0), True
         try:
             with self._own_random():
-                self.game = library.make(id, **(kwargs or {}))
-                self.game.reset(num_players=1, seed=0)
+                self._game = library.make(game, **(kwargs or {}))
+                self._game.reset(num_players=1, seed=0)
         except (ValueError, TypeError, AssertionError) as error:
-            raise ValueError(f"id={id!r} with kwargs={kwargs or {}} is no game for one player: {error}") from error
+            raise ValueError(f"game={game!r} with kwargs={kwargs or {}} is no game for one player: {error}") from error
         self.observation_space, self.action_space = ReplySpace(), ReplySpace()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
@@ -48,7 +48,7 @@ class TextArena(gymnasium.Env[str, str]):
         first = int(self.np_random.integers(2**31))
         self._random = _random_states(first)
         with self._own_random():
-            self.game.reset(num_players=1, seed=first)
+            self._game.reset(num_players=1, seed=first)
             self._over = False
             return self._said(), {}
 
@@ -61,8 +61,8 @@ class TextArena(gymnasium.Env[str, str]):
         if self._over:
             raise gymnasium.error.ResetNeeded("the game is over; call reset")
         with self._own_random():
-            self._over, _ = self.game.step(action)
-            state = self.game.state
+            self._over, _ = self._game.step(action)
+            state = self._game.state
             if not self._over:
                 return self._said(), 0.0, False, False, {"valid": state.error_count == 0, "success": False}
         reward = float((state.rewards or {0: 0.0})[0])
@@ -70,7 +70,7 @@ class TextArena(gymnasium.Env[str, str]):
         return f"Reward: {reward:g}", reward, True, False, {"valid": valid, "success": reward >= 1}
 
     def _said(self) -> str:
-        _, messages = self.game.get_observation()
+        _, messages = self._game.get_observation()
         return "\n\n".join(str(text).strip() for _, text, kind in messages if kind != self._action_type)
 
     @contextmanager

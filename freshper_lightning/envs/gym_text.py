@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import gymnasium
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.spaces import Box, Discrete, Text
 
 from freshper_lightning.envs.protocol import ReplySpace, parse_answer
@@ -18,7 +19,7 @@ _HIGHLIGHTED = re.compile(r"\x1b\[[0-9;]+m(.*?)\x1b\[0m", re.DOTALL)
 
 
 class GymText(gymnasium.Env[str, str]):
-    """The environment ``id`` with its own rules, rewards and seeds; a reply that gives no action changes nothing.
+    """The environment ``env_id`` with its own rules, rewards and seeds; a reply that gives no action changes nothing.
 
     A reply names its action in the first ``<answer>`` tag: one of ``actions`` for a discrete action space, any text of
     the space for a text space. An invalid reply costs a turn, at reward 0. The policy is told what ``describe`` says,
@@ -27,7 +28,7 @@ class GymText(gymnasium.Env[str, str]):
     few of them, or one, holds nothing out.
 
     Args:
-        id: Of the registered environment; ``module:Name-v0`` imports the module first.
+        env_id: Id of the registered environment; ``module:Name-v0`` imports the module first.
         kwargs: Arguments of the environment.
         instruction: The rules, above the first observation; the names of the actions are added.
         actions: Name of each discrete action in order; their numbers by default.
@@ -43,7 +44,7 @@ class GymText(gymnasium.Env[str, str]):
 
     def __init__(
         self,
-        id: str,
+        env_id: str,
         kwargs: dict[str, Any] | None = None,
         instruction: str = "",
         actions: list[str] | None = None,
@@ -53,7 +54,7 @@ class GymText(gymnasium.Env[str, str]):
     ) -> None:
         if max_turns < 1:
             raise ValueError(f"max_turns must be at least 1, not {max_turns}")
-        self.env = _make(id, kwargs or {})
+        self.env = _make(env_id, kwargs or {})
         self.actions = _action_names(self.env.action_space, actions)
         self._describe = _describer(self.env, describe)
         self.instruction, self.max_turns, self.success_return = instruction, max_turns, success_return
@@ -79,7 +80,8 @@ class GymText(gymnasium.Env[str, str]):
             raise gymnasium.error.ResetNeeded("the episode is over; call reset")
         chosen = self._chosen(action)
         self.turns_left -= 1
-        reward, terminated, truncated, info = 0.0, False, False, {}
+        reward, terminated, truncated = 0.0, False, False
+        info: Mapping[str, Any] = {}
         if chosen is not None:
             observation, given, terminated, truncated, info = self.env.step(chosen)
             reward, self._shown = float(given), self._describe(self.env, observation)
@@ -121,14 +123,15 @@ def _make(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
             importlib.import_module(module)
         spec = gymnasium.spec(name)
     except (ModuleNotFoundError, gymnasium.error.Error) as error:
-        raise ValueError(f"id={env_id!r} is not a registered environment: {error}") from error
+        raise ValueError(f"env_id={env_id!r} is not a registered environment: {error}") from error
     env: gymnasium.Env[Any, Any] = gymnasium.make(name, disable_env_checker=True, **{**_ansi(spec, kwargs), **kwargs})
     return env
 
 
-def _ansi(spec: Any, kwargs: Mapping[str, Any]) -> dict[str, str]:
+def _ansi(spec: EnvSpec, kwargs: Mapping[str, Any]) -> dict[str, str]:
     """The render mode ``ansi`` where the environment has it."""
-    creator = gymnasium.envs.registration.load_env_creator(spec.entry_point)
+    entry = spec.entry_point
+    creator = load_env_creator(entry) if isinstance(entry, str) else entry
     modes = getattr(creator, "metadata", {}).get("render_modes", ())
     return {"render_mode": "ansi"} if "ansi" in modes and "render_mode" not in kwargs else {}
 
@@ -137,9 +140,7 @@ def _action_names(space: Any, actions: list[str] | None) -> tuple[str, ...] | No
     if isinstance(space, Text) and actions is None:
         return None
     if not isinstance(space, Discrete):
-        raise ValueError(
-            f"action space {space} with actions={actions}: must be Discrete, or Text and without actions"
-        )
+        raise ValueError(f"action space {space} with actions={actions}: must be Discrete, or Text and without actions")
     names = tuple(actions or map(str, range(int(space.start), int(space.start + space.n))))
     if len({name.strip().casefold() for name in names}) != space.n or len(names) != space.n:
         raise ValueError(f"actions={list(names)} must be {space.n} different names")

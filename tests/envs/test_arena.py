@@ -24,7 +24,7 @@ def guesses(env, seed):
 
 
 def test_a_game_is_won_through_the_adapter():
-    told, last = guesses(make_text_env("freshper/TextArena-v0", {"id": GUESS}), seed=3)
+    told, last = guesses(make_text_env("freshper/TextArena-v0", {"game": GUESS}), seed=3)
     assert "between 1 and 20" in told[0]
     assert last[1:] == (1.0, True, False, {"valid": True, "success": True})
 
@@ -63,5 +63,5 @@ def test_a_game_leaves_pythons_global_generator_alone():
 
 @pytest.mark.parametrize("name", ["NoSuchGame-v0", "TicTacToe-v0-raw"])
 def test_an_unknown_game_and_one_for_two_are_refused(name):
-    with pytest.raises(ValueError, match=f"id='{name}' .* is no game for one player"):
+    with pytest.raises(ValueError, match=f"game='{name}' .* is no game for one player"):
         TextArena(name)

@@ -8,7 +8,7 @@ from freshper_lightning.envs.protocol import make_text_env
 from tests.envs.replies import malformed_replies
 
 LAKE = {
-    "id": "FrozenLake-v1",
+    "env_id": "FrozenLake-v1",
     "kwargs": {"is_slippery": False},
     "actions": ["Left", "Down", "Right", "Up"],
     "success_return": 1.0,
@@ -122,12 +122,12 @@ def test_observations_of_few_numbers_are_printed():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"id": "Lake-v9"}, "id='Lake-v9' is not a registered environment"),
-        ({"id": "no_such_module:Lake-v9"}, "no_such_module"),
+        ({"env_id": "Lake-v9"}, "env_id='Lake-v9' is not a registered environment"),
+        ({"env_id": "no_such_module:Lake-v9"}, "no_such_module"),
         ({**LAKE, "actions": ["Left", "Down"]}, r"actions=\['Left', 'Down'\] must be 4 different names"),
         ({**LAKE, "actions": ["Left", "Down", "Up", "UP"]}, "4 different names"),
-        ({"id": "Pendulum-v1"}, "action space Box"),
-        ({"id": "freshper-test/Picture-v0"}, "describe must name a function"),
+        ({"env_id": "Pendulum-v1"}, "action space Box"),
+        ({"env_id": "freshper-test/Picture-v0"}, "describe must name a function"),
         ({**LAKE, "describe": "tests.nothing"}, "describe='tests.nothing' is not the import path"),
         ({**LAKE, "max_turns": 0}, "max_turns must be at least 1"),
     ],

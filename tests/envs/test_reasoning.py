@@ -49,5 +49,5 @@ def test_malformed_replies_neither_raise_nor_score():
     "arguments", [{"task": "no_such_task"}, {"task": "chain_sum", "config": {"colour": 1}}, {**SUMS, "attempts": 0}]
 )
 def test_what_reasoning_gym_does_not_have_is_refused(arguments):
-    with pytest.raises(ValueError, match="no_such_task|colour|attempts"):
+    with pytest.raises(ValueError, match=r"no_such_task|colour|attempts"):
         ReasoningGym(**arguments)
