@@ -214,11 +214,14 @@ def test_a_refused_command_says_so_in_its_exit_code(model_path, tmp_path):
 
 
 STACKS = {
-    "warm_start": ("base", "frozenlake", "warm_start"),
-    "freshper": ("base", "frozenlake", "freshper"),
-    "quickstart": ("base", "frozenlake", "freshper", "quickstart"),
-    "learn": ("base", "frozenlake", "freshper", "learn"),
-    "gsm8k": ("base", "freshper", "gsm8k_smollm2"),
+    "warm_start": ("base", "tasks/frozenlake", "methods/warm_start", "tasks/frozenlake_warm_start"),
+    "quickstart": ("base", "tasks/frozenlake", "methods/freshper", "quickstart"),
+    "learn": ("base", "tasks/frozenlake", "methods/freshper", "learn"),
+    "gsm8k": ("base", "methods/freshper", "gsm8k_smollm2"),
+    **{
+        method: ("base", "tasks/frozenlake", f"methods/{method}")
+        for method in ("freshper", "on_policy", "on_policy_epochs", "per", "uniform")
+    },
 }
 
 
@@ -227,7 +230,8 @@ def stacked(names):
 
 
 def test_every_configuration_file_is_part_of_a_stack():
-    assert {path.stem for path in CONFIGS.glob("*.yaml")} == {name for names in STACKS.values() for name in names}
+    files = {str(path.relative_to(CONFIGS).with_suffix("")) for path in CONFIGS.rglob("*.yaml")}
+    assert files == {name for names in STACKS.values() for name in names}
 
 
 @pytest.mark.parametrize("stack", STACKS)
