@@ -4,3 +4,4 @@ import gymnasium
 
 gymnasium.register(id="freshper/FrozenLake-v0", entry_point="freshper_lightning.envs.frozen_lake:FrozenLake")
 gymnasium.register(id="freshper/MathQuestion-v0", entry_point="freshper_lightning.envs.math:MathQuestion")
+gymnasium.register(id="freshper/SearchQuestion-v0", entry_point="freshper_lightning.envs.search:SearchQuestion")
