@@ -2,7 +2,7 @@
 
 import importlib
 from pathlib import Path
-from typing import Literal
+from types import ModuleType
 
 from freshper_lightning.checkpoint import read_file
 from freshper_lightning.errors import ConfigurationError
@@ -13,16 +13,13 @@ from freshper_lightning.policy.net import PolicyNet
 from freshper_lightning.policy.tiny import TinySpec, build_tiny, train_tokenizer
 from freshper_lightning.retrieval import build_index
 
-Task = Literal["frozen_lake", "encyclopedia"]
-"""Tasks that have texts for a tokenizer of their own."""
-
 
 def tiny(
     path: str,
     spec: TinySpec = TinySpec(),
     vocabulary: int = 512,
     episodes: int = 200,
-    task: Task = "frozen_lake",
+    task: str = "freshper_lightning.envs.frozen_lake",
 ) -> None:
     """Build a tiny language model for one task, with a tokenizer trained on what is said in it.
 
@@ -31,12 +28,23 @@ def tiny(
         spec: Architecture and seed; about one million parameters by default.
         vocabulary: Tokens, the 256 bytes included.
         episodes: Episodes whose texts the tokenizer is trained on.
-        task: Module of ``freshper_lightning.envs`` with the texts.
+        task: Module of the environment, with ``corpus(n, seed)``, what is said in n episodes, and ``ISOLATE``, a
+            regular expression for what stays in tokens of its own.
     """
-    texts = importlib.import_module(f"freshper_lightning.envs.{task}")
-    tokenizer = train_tokenizer(texts.corpus(episodes, seed=0), vocabulary, texts.ISOLATE)
+    module = _task(task)
+    tokenizer = train_tokenizer(module.corpus(episodes, seed=0), vocabulary, module.ISOLATE)
     build_tiny(path, spec, tokenizer)
     print(f"tiny model with a vocabulary of {len(tokenizer)} tokens in {path}")
+
+
+def _task(name: str) -> ModuleType:
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(f"task={name!r} cannot be imported: {error}") from error
+    if not (hasattr(module, "corpus") and hasattr(module, "ISOLATE")):
+        raise ConfigurationError(f"task={name!r} must be a module with corpus and ISOLATE, as frozen_lake has them")
+    return module
 
 
 def export(checkpoint: str, model: str, path: str) -> None:

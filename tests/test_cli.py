@@ -9,6 +9,7 @@ import yaml
 from freshper_lightning import commands
 from freshper_lightning.callbacks.report import read_scalars
 from freshper_lightning.cli import main
+from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.tiny import TinySpec
 from tests.command import ROOT, TINY, environment, in_another_process, in_this_process
 
@@ -219,6 +220,8 @@ STACKS = {
     "quickstart": ("base", "frozenlake", "freshper", "quickstart"),
     "learn": ("base", "frozenlake", "freshper", "learn"),
     "gsm8k": ("base", "freshper", "gsm8k_smollm2"),
+    "search": ("base", "tasks/search", "freshper"),
+    "search_warm_start": ("base", "tasks/search", "warm_start", "tasks/search_warm_start"),
 }
 
 
@@ -227,7 +230,8 @@ def stacked(names):
 
 
 def test_every_configuration_file_is_part_of_a_stack():
-    assert {path.stem for path in CONFIGS.glob("*.yaml")} == {name for names in STACKS.values() for name in names}
+    files = {str(path.relative_to(CONFIGS).with_suffix("")) for path in CONFIGS.rglob("*.yaml")}
+    assert files == {name for names in STACKS.values() for name in names}
 
 
 @pytest.mark.parametrize("stack", STACKS)
@@ -265,6 +269,42 @@ def test_the_frozen_lake_runs_an_iteration_on_a_tiny_model(tmp_path, lake_model,
     assert f"update/{phase}/loss" in scalars
     assert "success, greedy" in capsys.readouterr().out
     assert (tmp_path / "run" / "version_0" / "checkpoints" / "last.ckpt").exists()
+
+
+@pytest.fixture(scope="module")
+def encyclopedia(tmp_path_factory):
+    """A tiny model of the search task, and the folder of a small encyclopedia."""
+    path = tmp_path_factory.mktemp("search")
+    spec = TinySpec(hidden_size=32, layers=2, heads=2, kv_heads=1, intermediate=64, max_position=512)
+    commands.tiny(str(path / "model"), spec, 640, episodes=10, task="freshper_lightning.envs.encyclopedia")
+    commands.encyclopedia(str(path / "encyclopedia"), train=8, heldout=4)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("stack", "smaller"),
+    [
+        ("search_warm_start", ["--data.episodes=8", "--data.batch_size=4"]),
+        (
+            "search",
+            ["--data.batch_size=4", "--rollout.groups=1", "--rollout.group_size=4", "--data.minimum_size=4"],
+        ),
+    ],
+)
+def test_the_search_task_runs_an_iteration_on_a_tiny_model(tmp_path, encyclopedia, stack, smaller, monkeypatch):
+    monkeypatch.setenv("ENCYCLOPEDIA", str(encyclopedia / "encyclopedia"))
+    small = ["--trainer.max_epochs=1", "--evaluation.episodes=4", "--rollout.engine.name=transformers", *smaller]
+    place = [f"--trainer.logger.init_args.save_dir={tmp_path}", "--trainer.accelerator=cpu"]
+    main(["fit", *stacked(STACKS[stack]), f"--model.path={encyclopedia / 'model'}", *small, *place])
+    scalars = read_scalars(tmp_path / "run" / "version_0")
+    assert f"update/{'demonstration' if stack == 'search_warm_start' else 'fresh'}/loss" in scalars
+    assert len(scalars["evaluation/greedy/token_f1"]) == len(scalars["evaluation/greedy/success"])
+
+
+def test_a_task_that_has_no_texts_is_refused(tmp_path):
+    for task, message in (("no.such", "cannot be imported"), ("json", "a module with corpus and ISOLATE")):
+        with pytest.raises(ConfigurationError, match=rf"task='{task}' .*{message}"):
+            commands.tiny(str(tmp_path), task=task)
 
 
 MORE = {

@@ -40,6 +40,7 @@ ISOLATE = "|".join(
 
 SPLITS = ("train", "heldout")
 
+_FRIEND_OF = re.compile(rf"The {FRIEND} of \w+ is (\w+)\.")
 _ASKED = re.compile(r"Question: what is the (\w+) of (?:the (friend) of )?(\w+)\?")
 
 
@@ -135,10 +136,10 @@ class Reader:
         return f"<search>{name or self.name}</search>" if value is None else f"<answer>{value}</answer>"
 
     def mistake(self, rng: np.random.Generator) -> str:
-        """A random value or a search for a random name, as often the one as the other."""
+        """A guess or a search for a name that was seen, as often the one as the other."""
         if rng.random() < 0.5:
             return f"<answer>{rng.choice(VALUES[self.key])}</answer>"
-        return f"<search>{rng.choice(FIRST)}{rng.choice(LAST)}</search>"
+        return f"<search>{rng.choice([self.name, *_FRIEND_OF.findall(self.shown)])}</search>"
 
     def _find(self, key: str, name: str) -> str | None:
         fact = re.search(rf"The {key} of {name} is (\w+)\.", self.shown)

@@ -23,6 +23,7 @@ them optional:
 * ``valid`` (bool, default true): the reply could be parsed.
 * ``effective`` (bool, default that of ``valid``): the reply changed the state.
 * ``success`` (bool, default unknown): the verdict, read at the last step.
+* ``scores`` (numbers by name, default none): what else an evaluation is to report the mean of.
 """
 
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)

@@ -18,7 +18,10 @@ MAX_QUERY = 512
 
 HINT = "Reply with one <search>query</search> or one <answer>short answer</answer>."
 
-_TAG = re.compile(r"</?(?:think|search|answer|information)>")
+_NAMES = "(?:think|search|answer|information)"
+_TAG = re.compile(f"</?{_NAMES}>")
+_HALF = re.compile(f"<{_NAMES}|</{_NAMES}|{_NAMES}>")
+"""Of a tag that lacks a bracket, in what stands between whole tags."""
 _THOUGHTS = (("<think>", "</think>"), ("</think>",))
 """How a reply may begin; the opening tag is missing where the chat template writes it into the prompt."""
 _BRACKETS = str.maketrans("<>", "‹›")
@@ -39,6 +42,8 @@ def parse_reply(reply: str) -> Move | None:
     then at most one search or one answer with something in it, and neither half a tag nor an ``<information>``. Text
     outside of tags does not matter.
     """
+    if any(_HALF.search(piece) for piece in _TAG.split(reply)):
+        return None
     tags = list(_TAG.finditer(reply))
     names = tuple(tag.group() for tag in tags)
     thought = next((names[: len(opening)] for opening in _THOUGHTS if names[: len(opening)] == opening), ())
@@ -59,7 +64,7 @@ def neutralize(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question and every answer that is accepted; each has at least one letter or digit."""
+    """A question and every answer that is accepted; each has more than punctuation."""
 
     text: str
     answers: tuple[str, ...]
@@ -224,5 +229,5 @@ def _question(row: Mapping[str, Any], where: str, question_field: str, answer_fi
         raise ValueError(f"{where}: {answer_field} must be a text or a list of texts, not {given!r}")
     usable = tuple(answer for answer in answers if normalize(answer))
     if not usable:
-        raise ValueError(f"{where}: {answer_field} must have an answer with a letter or digit, not {given!r}")
+        raise ValueError(f"{where}: {answer_field} must have an answer with more than punctuation, not {given!r}")
     return Question(text.strip(), usable)

@@ -1,5 +1,6 @@
 """BM25 over a JSONL corpus, with an index on disk that processes share through memory maps."""
 
+import logging
 import shutil
 from collections.abc import Iterator
 from functools import cache
@@ -32,11 +33,10 @@ def build_index(corpus: str | Path, folder: str | Path, text_field: str = "conte
     Raises:
         ValueError: The corpus cannot be read, is empty, or has a row without one of the fields.
     """
-    bm25s = optional_package("bm25s", "a BM25 index")
     documents = list(_documents(corpus, text_field, title_field))
     if not documents:
         raise ValueError(f"corpus={str(corpus)!r} holds no documents")
-    index = bm25s.BM25(backend="numpy")
+    index = _bm25s().BM25(backend="numpy")
     index.index(_tokens(documents), show_progress=False)
     unfinished = Path(f"{folder}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -60,9 +60,14 @@ def _documents(corpus: str | Path, text_field: str, title_field: str) -> Iterato
         yield "\n".join(row[field] for field in fields).encode(errors="replace").decode()
 
 
+def _bm25s() -> Any:
+    package = optional_package("bm25s", "a BM25 index")
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG, and says so on every run
+    return package
+
+
 def _tokens(texts: list[str]) -> Any:
-    bm25s = optional_package("bm25s", "a BM25 index")
-    return bm25s.tokenize(texts, token_pattern=WORD, stopwords=None, show_progress=False, return_ids=False)
+    return _bm25s().tokenize(texts, token_pattern=WORD, stopwords=None, show_progress=False, return_ids=False)
 
 
 class BM25Retriever:
@@ -76,10 +81,9 @@ class BM25Retriever:
     """
 
     def __init__(self, folder: str | Path) -> None:
-        bm25s = optional_package("bm25s", "a BM25 index")
         if not (Path(folder) / OFFSETS).is_file():
             raise ValueError(f"index={str(folder)!r} is not an index; `freshper index` makes one from a JSONL corpus")
-        self.index: Any = bm25s.BM25.load(folder, mmap=True)
+        self.index: Any = _bm25s().BM25.load(folder, mmap=True)
         self.documents = np.load(Path(folder) / DOCUMENTS, mmap_mode="r")
         self.offsets = np.load(Path(folder) / OFFSETS, mmap_mode="r")
 

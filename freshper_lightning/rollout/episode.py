@@ -74,6 +74,7 @@ class Episode:
     log_probs: list[float] = field(default_factory=list)
     weight_versions: list[int] = field(default_factory=list)
     success: bool | None = None
+    scores: dict[str, float] = field(default_factory=dict)
     truncated: bool = False
     running: bool = True
 
@@ -116,6 +117,7 @@ class Episode:
         with _played(self.plan):
             observation, reward, terminated, truncated, info = self.env.step(reply)
             user, step = _text(observation), Step.read(reward, info)
+            self.scores.update({name: float(score) for name, score in info.get("scores", {}).items()})
         self.steps.append(step)
         verdict = info.get("success")
         self.success = self.success if verdict is None else bool(verdict)
