@@ -58,7 +58,7 @@ def parse_reply(reply: str) -> Move | None:
 
 
 def neutralize(text: str) -> str:
-    """``text`` on one line, without angle brackets: neither a tag of the protocol nor a special token of a chat."""
+    """``text`` on one line, without angle brackets: neither a tag of the protocol nor a special token in them."""
     return " ".join(text.translate(_BRACKETS).split())
 
 

@@ -1,6 +1,7 @@
 import json
 import os
 import random
+import socket
 import string
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from freshper_lightning.envs.answers import AnswerScores
 from freshper_lightning.envs.protocol import make_text_env
 from freshper_lightning.envs.search import HINT, MAX_QUERY, Move, SearchQuestion, parse_reply
 from freshper_lightning.policy.tiny import byte_tokenizer
-from freshper_lightning.retrieval import Document, RetrievalError, build_index
+from freshper_lightning.retrieval import Document, build_index
 from freshper_lightning.rollout.conversation import ChatFormat
 from freshper_lightning.rollout.engine import Completion
 from freshper_lightning.rollout.episode import Episode, EpisodeError, EpisodePlan
@@ -230,18 +231,14 @@ def test_information_is_not_trained_on(files):
     assert episode.success
 
 
-class Broken:
-    def search(self, query, top_k):
-        raise RetrievalError("server lost")
-
-
 def test_a_retriever_that_fails_loses_the_episode_instead_of_answering_wrongly(files):
     chat = ChatFormat(byte_tokenizer())
-    env = SearchQuestion(**files)
-    env.retriever = Broken()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        nobody = f"http://127.0.0.1:{listener.getsockname()[1]}/retrieve"
+    env = SearchQuestion(files["questions"], server=nobody, server_options={"attempts": 2, "backoff": 0.01})
     plan = EpisodePlan(group=0, member=0, instance_seed=0, sampling_key=(0,))
     episode = Episode.start(plan, env, chat, max_context=20_000)
-    with pytest.raises(EpisodeError, match="RetrievalError: server lost"):
+    with pytest.raises(EpisodeError, match=rf"RetrievalError: {nobody} failed in 2 attempts"):
         episode.advance(completion(chat, search()))
     assert not episode.steps
 
