@@ -1,5 +1,6 @@
 """Questions that are answered with the help of a search engine: think, search, answer."""
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from freshper_lightning.envs.answers import exact_match, normalize, token_f1
 from freshper_lightning.envs.protocol import ReplySpace
 from freshper_lightning.jsonl import read_jsonl
 from freshper_lightning.retrieval import Document, Retriever, open_index, open_server
+
+log = logging.getLogger(__name__)
 
 MAX_QUERY = 512
 """Characters of a query that are searched for."""
@@ -64,7 +67,7 @@ def neutralize(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question and every answer that is accepted; each has more than punctuation."""
+    """A question and every answer that is accepted; one of punctuation alone equals no reply."""
 
     text: str
     answers: tuple[str, ...]
@@ -214,6 +217,9 @@ def _read_questions(path: str, question_field: str, answer_field: str) -> tuple[
     )
     if not questions:
         raise ValueError(f"questions={path!r} holds no questions")
+    hopeless = sum(not any(map(normalize, question.answers)) for question in questions)
+    if hopeless:
+        log.warning("questions=%r: %d of %d have no answer with a word in it", path, hopeless, len(questions))
     return questions
 
 
@@ -227,7 +233,4 @@ def _question(row: Mapping[str, Any], where: str, question_field: str, answer_fi
         raise ValueError(f"{where}: {question_field} must be a text, not {text!r}")
     if not isinstance(answers, list) or not answers or not all(isinstance(answer, str) for answer in answers):
         raise ValueError(f"{where}: {answer_field} must be a text or a list of texts, not {given!r}")
-    usable = tuple(answer for answer in answers if normalize(answer))
-    if not usable:
-        raise ValueError(f"{where}: {answer_field} must have an answer with more than punctuation, not {given!r}")
-    return Question(text.strip(), usable)
+    return Question(text.strip(), tuple(answers))
