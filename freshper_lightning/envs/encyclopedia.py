@@ -41,6 +41,7 @@ ISOLATE = "|".join(
 SPLITS = ("train", "heldout")
 
 _FRIEND_OF = re.compile(rf"The {FRIEND} of \w+ is (\w+)\.")
+_VALUE_OF = re.compile(rf"The (?:{'|'.join(VALUES)}) of \w+ is (\w+)\.")
 _ASKED = re.compile(r"Question: what is the (\w+) of (?:the (friend) of )?(\w+)\?")
 
 
@@ -136,9 +137,12 @@ class Reader:
         return f"<search>{name or self.name}</search>" if value is None else f"<answer>{value}</answer>"
 
     def mistake(self, rng: np.random.Generator) -> str:
-        """A guess or a search for a name that was seen, as often the one as the other."""
+        """An answer with any value that was seen, or a search for any name, as often the one as the other.
+
+        Where nothing was seen yet, the answer is a guess.
+        """
         if rng.random() < 0.5:
-            return f"<answer>{rng.choice(VALUES[self.key])}</answer>"
+            return f"<answer>{rng.choice(_VALUE_OF.findall(self.shown) or VALUES[self.key])}</answer>"
         return f"<search>{rng.choice([self.name, *_FRIEND_OF.findall(self.shown)])}</search>"
 
     def _find(self, key: str, name: str) -> str | None:
