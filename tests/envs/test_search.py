@@ -15,7 +15,7 @@ from freshper_lightning.policy.tiny import byte_tokenizer
 from freshper_lightning.retrieval import Document, build_index
 from freshper_lightning.rollout.conversation import ChatFormat
 from freshper_lightning.rollout.engine import Completion
-from freshper_lightning.rollout.episode import Episode, EpisodeError, EpisodePlan
+from freshper_lightning.rollout.episode import Episode, EpisodeError, EpisodePlan, reset
 from tests.envs.moon import PAGES, QUESTION, answer, jsonl, moon_files, search, started
 
 NQ = Path(os.environ.get("NQ_OPEN", Path(__file__).parents[3] / "shared" / "data" / "nq_open_dev_first600.jsonl"))
@@ -108,33 +108,38 @@ def test_an_episode_that_is_over_needs_a_reset(files, last):
     assert env.step(answer())[1] == 1.0
 
 
-def completion(chat, text):
-    ids = chat.reply_ids(text)
-    return Completion(0, ids, [-1.0] * len(ids), "stop", 0)
+PLAN = EpisodePlan(group=0, member=0, instance_seed=0, sampling_key=(0,))
+
+
+def begun(env, chat):
+    return Episode.start(PLAN, env, reset(env, PLAN), chat, max_context=20_000)
+
+
+def say(episode, text):
+    ids = episode.conversation.chat.reply_ids(text)
+    episode.settle(episode.play(episode.take(Completion(0, ids, [-1.0] * len(ids), "stop", 0))))
 
 
 def test_information_is_not_trained_on(files):
     chat = ChatFormat(byte_tokenizer())
-    plan = EpisodePlan(group=0, member=0, instance_seed=0, sampling_key=(0,))
-    episode = Episode.start(plan, SearchQuestion(**files), chat, max_context=20_000)
-    episode.advance(completion(chat, search("grey")))
-    episode.advance(completion(chat, answer()))
+    episode = begun(SearchQuestion(**files), chat)
+    say(episode, search("grey"))
+    say(episode, answer())
     mask = episode.conversation.sampled_mask()
     sampled = [token for token, kept in zip(episode.conversation.token_ids, mask, strict=True) if kept]
     assert chat.decode(sampled) == search("grey") + answer()
     assert "<information>" in episode.conversation.text()
     assert episode.success
+    assert episode.scores == {"token_f1": 1.0}
 
 
 def test_a_retriever_that_fails_loses_the_episode_instead_of_answering_wrongly(files):
-    chat = ChatFormat(byte_tokenizer())
     with socket.create_server(("127.0.0.1", 0)) as listener:
         nobody = f"http://127.0.0.1:{listener.getsockname()[1]}/retrieve"
     env = SearchQuestion(files["questions"], server=nobody, server_options={"attempts": 2, "backoff": 0.01})
-    plan = EpisodePlan(group=0, member=0, instance_seed=0, sampling_key=(0,))
-    episode = Episode.start(plan, env, chat, max_context=20_000)
+    episode = begun(env, ChatFormat(byte_tokenizer()))
     with pytest.raises(EpisodeError, match=rf"RetrievalError: {nobody} failed in 2 attempts"):
-        episode.advance(completion(chat, search()))
+        say(episode, search())
     assert not episode.steps
 
 
