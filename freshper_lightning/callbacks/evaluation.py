@@ -5,7 +5,7 @@ from typing import Any, Literal, get_args
 from lightning import Callback, LightningModule, Trainer
 
 from freshper_lightning.callbacks.checks import check_held_out
-from freshper_lightning.callbacks.metrics import log_scalars
+from freshper_lightning.callbacks.metrics import MetricBank, log_scalars
 from freshper_lightning.callbacks.parts import callback_of, policy_module, summing
 from freshper_lightning.callbacks.progress import LoopProgress
 from freshper_lightning.callbacks.rollout import RolloutCallback, summarize
@@ -70,8 +70,10 @@ class EvaluationCallback(Callback):
         rollout = callback_of(trainer, RolloutCallback)
         metrics: dict[str, float] = {}
         for mode in self.modes:
-            summary = summarize(self._play(trainer, pl_module, rollout, mode), summing(trainer))
-            metrics.update({f"evaluation/{mode}/{name}": summary[name] for name in LOGGED if name in summary})
+            collection = self._play(trainer, pl_module, rollout, mode)
+            summary = summarize(collection, summing(trainer))
+            shown = {name: summary[name] for name in LOGGED if name in summary} | _mean_scores(collection)
+            metrics.update({f"evaluation/{mode}/{name}": value for name, value in shown.items()})
         log_scalars(trainer, metrics | _steps(rollout), rollout.clock.updates)
         self.latest, self._evaluated_at = metrics, rollout.clock.updates
         return metrics
@@ -134,6 +136,15 @@ class EvaluationCallback(Callback):
         """Restore what :meth:`state_dict` returned."""
         self.first, self.latest = state_dict["first"], state_dict["latest"]
         self._evaluated_at = state_dict["evaluated_at"]
+
+
+def _mean_scores(collection: Collection) -> dict[str, float]:
+    """Means over the episodes of all ranks that have the score."""
+    bank = MetricBank()
+    for scores in collection.scores:
+        for name, score in scores.items():
+            bank.update(name, score)
+    return bank.flush()
 
 
 def _steps(rollout: RolloutCallback) -> dict[str, float]:
