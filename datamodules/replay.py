@@ -170,6 +170,10 @@ class ReplayDataModule(LoopDataModule):
         """Time spent on drawing and collating since it was last reset."""
         self.withhold: Callable[[list[Trajectory]], list[Trajectory]] | None = None
         """Takes trajectories of a new iteration out of training, where that is asked for; returns the others."""
+        self.measure: Callable[[Sequence[Trajectory]], Floats] | None = None
+        """Base priorities of trajectories that go into the buffer, where something other than the priority has them."""
+        self.prepare: Callable[[list[TrajectoryBatch]], None] | None = None
+        """Fills in what the micro-batches of an optimizer batch need from the policy before their losses."""
         self.restores_tau = False
         """Whether a checkpoint's tau replaces that of the configuration, since training moves it."""
         self._fresh: Ids = np.empty(0, dtype=np.int64)
@@ -241,7 +245,8 @@ class ReplayDataModule(LoopDataModule):
         """Put this rank's trajectories of a new iteration into the buffer and make them the fresh ones."""
         kept = trajectories if self.withhold is None else self.withhold(trajectories)
         self.buffer.unpin(self._fresh)
-        self._fresh = self.buffer.add(kept, self._now(), pin=True)
+        priorities = None if self.measure is None else self.measure(kept)
+        self._fresh = self.buffer.add(kept, self._now(), priorities, pin=True)
 
     def fresh(self) -> list[Trajectory]:
         """This rank's trajectories of the present iteration."""
@@ -254,6 +259,8 @@ class ReplayDataModule(LoopDataModule):
         part = self._fresh_part(update) if fresh else self._replay_part()
         micro_batches = self._split(part)
         self.seconds_sampling += time.perf_counter() - start
+        if self.prepare is not None:
+            self.prepare(micro_batches)
         return micro_batches
 
     def _fresh_part(self, update: int) -> _Part:

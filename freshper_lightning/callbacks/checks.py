@@ -12,6 +12,7 @@ from freshper_lightning.envs.protocol import make_text_env
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.module import PolicyModule
 from freshper_lightning.policy.net import require_model_folder
+from freshper_lightning.replay import AbsoluteAdvantage
 from freshper_lightning.rollout.checkpoint import stop_token_ids
 from freshper_lightning.rollout.collector import EnvironmentConfig
 from freshper_lightning.rollout.conversation import ChatFormat
@@ -35,6 +36,7 @@ def check_configuration(trainer: Trainer, module: PolicyModule, rollout: "Rollou
     module.check_optimizer()
     _check_engine(module, rollout)
     _check_temperature(module, rollout)
+    _check_critic(module)
     _check_data(trainer, module)
     _check_group(module, rollout)
     _check_replay_epoch(trainer, module, rollout)
@@ -139,6 +141,19 @@ def _check_temperature(module: PolicyModule, rollout: "RolloutCallback") -> None
         )
 
 
+def _check_critic(module: PolicyModule) -> None:
+    name = type(module.algorithm).__name__
+    if module.algorithm.needs_critic and module.critic is None:
+        raise ConfigurationError(
+            f"model.critic=null, but model.algorithm={name} learns from one; set model.critic={{}}"
+        )
+    if module.critic is not None and not module.algorithm.needs_critic:
+        raise ConfigurationError(
+            f"model.critic={module.critic} does not go with model.algorithm={name}, which reads none; allowed: null, or"
+            " model.algorithm=PPO"
+        )
+
+
 def _check_data(trainer: Trainer, module: PolicyModule) -> None:
     data, name = data_module(trainer), type(module.algorithm).__name__
     if data is None:
@@ -155,6 +170,11 @@ def _check_data(trainer: Trainer, module: PolicyModule) -> None:
         raise ConfigurationError(
             f"data.priority={type(priority).__name__} needs a critic, which model.algorithm={name} does not have;"
             " AbsoluteAdvantage, AbsoluteReward and UniformPriority do without"
+        )
+    if isinstance(priority, AbsoluteAdvantage) and module.algorithm.needs_critic:
+        raise ConfigurationError(
+            f"data.priority={type(priority).__name__} needs advantages that are fixed at collection, which"
+            f" model.algorithm={name} does not have; allowed: TDError, AbsoluteReward, UniformPriority and others"
         )
 
 

@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 
 from datamodules.replay import ReplayDataModule
 from freshper_lightning.callbacks.checks import check_configuration
+from freshper_lightning.callbacks.critic import bind_critic
 from freshper_lightning.callbacks.drift import DriftMeter
 from freshper_lightning.callbacks.metrics import log_scalars
 from freshper_lightning.callbacks.parts import data_module, policy_module, replay_data, summary_writers, summing
@@ -98,6 +99,7 @@ class RolloutCallback(Callback):
         data = replay_data(trainer)
         if data is not None:
             data.bind(self.groups * self.group_size, lambda: self.clock, self.group_size)
+            bind_critic(trainer, module, data)
 
     def collector(
         self, trainer: Trainer, module: PolicyModule, environment: EnvironmentConfig | None = None
@@ -256,7 +258,8 @@ class RolloutCallback(Callback):
 
 
 def _warn_without_signal(trajectories: list[Trajectory]) -> None:
-    if trajectories and not any(bool(t.advantages is not None and t.advantages.any()) for t in trajectories):
+    advantages = [t.advantages for t in trajectories if t.advantages is not None]
+    if advantages and not any(bool(values.any()) for values in advantages):
         returns = sorted({round(t.training_return, 4) for t in trajectories})
         logger.warning(
             "all %d advantages are 0 (returns: %s): there is nothing to learn from in this iteration",

@@ -41,7 +41,7 @@ def test_loss_and_gradients_are_those_of_the_models_own_logits(path):
     batch = packed(items)
     assert len(batch.input_ids) < 3, "conversations share a row"
     forward = (batch.input_ids, batch.position_ids, batch.predicted_from, batch.targets, TEMPERATURE)
-    log_probs, entropy = net(*forward, with_entropy=True, entropy_gradient=True)
+    log_probs, entropy, _ = net(*forward, with_entropy=True, entropy_gradient=True)
     loss = log_probs.sum() + 0.1 * entropy.sum()
     loss.backward()
     mine = gradients(net)
