@@ -45,7 +45,7 @@ def gae(rewards: Tensor, values: Tensor, segments: Tensor, gamma: float, lam: fl
     the advantage is the TD error.
     """
     errors = td_errors(rewards, values, segments, gamma)
-    advantages = recurrence(errors, gamma * lam * continues(segments))
+    advantages = recurrence(errors, gamma * lam * continues(segments).to(errors.dtype))
     return Estimates(advantages, advantages + values, errors)
 
 
