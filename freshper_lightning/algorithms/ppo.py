@@ -24,11 +24,12 @@ from freshper_lightning.trajectory import Trajectory
 
 @dataclass(frozen=True)
 class PPO(Reinforce):
-    """:class:`Reinforce` whose advantages come from a critic, anew for each batch, one for each sampled token.
+    """:class:`Reinforce` whose advantages come from a critic, anew for each draw, one for each sampled token.
 
     Nothing that a critic said is stored with a trajectory: values, advantages and returns are those of the critic at
-    the draw, and whitening is over the optimizer batch. The value loss joins the policy's under the same aggregation
-    and the same importance weights. The policy term has every choice of :class:`Reinforce`.
+    the start of the epoch that the trajectory was drawn for, and whitening is over the optimizer batch. The value loss
+    joins the policy's under the same aggregation and the same importance weights. The policy term has every choice of
+    :class:`Reinforce`.
 
     Sources: arXiv:1707.06347 (PPO), arXiv:1506.02438 (GAE), arXiv:1802.01561 (V-trace).
 
@@ -51,7 +52,7 @@ class PPO(Reinforce):
     value_coefficient: float = 0.5
     """Weight of the value loss, which is half a squared error."""
     value_clip: float | None = None
-    """How far a value may move from that of the critic which the returns were computed with and keep its gradient."""
+    """How far a value may move in an epoch towards its return before it loses its gradient."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

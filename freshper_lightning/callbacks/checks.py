@@ -7,6 +7,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from datamodules.replay import ReplayDataModule
 from freshper_lightning.algorithms.algorithm import Reinforce
+from freshper_lightning.algorithms.ppo import PPO
 from freshper_lightning.callbacks.parts import data_module, replay_data
 from freshper_lightning.envs.protocol import make_text_env
 from freshper_lightning.errors import ConfigurationError
@@ -203,10 +204,12 @@ def _check_replay_epoch(trainer: Trainer, module: PolicyModule, rollout: "Rollou
             " the current one, and what remains is truncated importance sampling; set it as"
             " model.algorithm.correction=importance_sampling, or make data.batch_size smaller"
         )
-    if data is not None and module.algorithm.needs_proximal():
+    clip = module.algorithm.value_clip if isinstance(module.algorithm, PPO) else None
+    if data is not None and clip is not None and size == data.batch_size:
         raise ConfigurationError(
-            "model.algorithm.correction='decoupled': the trainer does not compute proximal log-probabilities"
-            " yet; allowed: bypass, importance_sampling"
+            f"model.algorithm.value_clip={clip} needs at least 2 optimizer batches per epoch, but data.batch_size="
+            f"{data.batch_size} is all of rollout.groups x rollout.group_size: values cannot have moved since the epoch"
+            " began; allowed: null, or a smaller data.batch_size"
         )
 
 

@@ -11,7 +11,7 @@ from lightning import Callback, LightningModule, Trainer
 from numpy.typing import NDArray
 
 from datamodules.replay import ReplayDataModule
-from freshper_lightning.callbacks.critic import td_priorities
+from freshper_lightning.callbacks.critic import priorities_of_visit
 from freshper_lightning.callbacks.metrics import log_scalars
 from freshper_lightning.callbacks.parts import callback_of, policy_module, replay_data, summing
 from freshper_lightning.callbacks.rollout import RolloutCallback
@@ -212,7 +212,7 @@ class FreshnessCallback(Callback):
         """Once an optimizer batch is complete and applied, write back what all of its micro-batches showed."""
         data = replay_data(trainer)
         if data is not None and isinstance(data.buffer.priority, TDError) and not batch.is_filler:
-            data.buffer.update_priorities(batch.ids.cpu(), td_priorities(data.buffer.priority, batch))
+            data.buffer.update_priorities(batch.ids.cpu(), priorities_of_visit(data.buffer.priority, batch))
             data.buffer.prefetch(callback_of(trainer, RolloutCallback).clock)
         if data is None or not (self.measured or self._uses_draws(data)):
             return

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from transformers import AutoTokenizer
 
 from datamodules.replay import ReplayDataModule
 from freshper_lightning.callbacks.checks import check_configuration
-from freshper_lightning.callbacks.critic import bind_critic
+from freshper_lightning.callbacks.critic import priorities_at_collection
 from freshper_lightning.callbacks.drift import DriftMeter
 from freshper_lightning.callbacks.metrics import log_scalars
 from freshper_lightning.callbacks.parts import data_module, policy_module, replay_data, summary_writers, summing
@@ -23,6 +24,8 @@ from freshper_lightning.checkpoint import save_end, save_last_good
 from freshper_lightning.errors import NonFiniteError
 from freshper_lightning.policy.module import PolicyModule
 from freshper_lightning.policy.packing import TrajectoryBatch
+from freshper_lightning.policy.preparation import prepare
+from freshper_lightning.replay import TDError
 from freshper_lightning.replay.clock import DRIFT_CLOCKS
 from freshper_lightning.rollout.collector import Collection, Collector, EnvironmentConfig
 from freshper_lightning.rollout.conversation import ChatFormat, History
@@ -98,8 +101,11 @@ class RolloutCallback(Callback):
         check_configuration(trainer, module, self)
         data = replay_data(trainer)
         if data is not None:
-            data.bind(self.groups * self.group_size, lambda: self.clock, self.group_size)
-            bind_critic(trainer, module, data)
+            prepared = partial(prepare, module, reduce=summing(trainer))
+            needed = module.algorithm.needs_preparation()
+            data.bind(self.groups * self.group_size, lambda: self.clock, self.group_size, prepared if needed else None)
+            if isinstance(data.buffer.priority, TDError):
+                data.measure = partial(priorities_at_collection, module, data.buffer.priority)
 
     def collector(
         self, trainer: Trainer, module: PolicyModule, environment: EnvironmentConfig | None = None

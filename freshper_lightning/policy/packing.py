@@ -50,14 +50,14 @@ class TrajectoryBatch:
     ids: Tensor
     """int64 [B]: ids in the replay buffer; -1 where there is none."""
     ages: Tensor
-    """float64 [B]: age at the draw, in units of the buffer's clock."""
+    """float64 [B]: age when the batch is handed out, in units of the buffer's clock."""
     phase: Phase = "fresh"
     total_tokens: float = 0.0
     """Trained tokens of the optimizer batch; 0 in an update that is skipped."""
     total_sequences: float = 0.0
     """Conversations of the optimizer batch; 0 in an update that is skipped."""
     proximal_log_probs: Tensor | None = None
-    """float32 [S]: the trainer before the first update of the replay epoch, where the algorithm asks for it."""
+    """float32 [S]: the trainer before the first update of the epoch; None until the epoch is prepared, if it is."""
     rewards: Tensor | None = None
     """float32 [S]: rewards of trajectories that have no advantages of their own."""
     values: Tensor | None = None
@@ -67,7 +67,7 @@ class TrajectoryBatch:
     td_errors: Tensor | None = None
     """float32 [S]."""
     reference_log_probs: Tensor | None = None
-    """float32 [S]: the frozen reference, where it was needed for the rewards."""
+    """float32 [S]: the frozen reference, where the preparation needed it."""
     ends_iteration: bool = False
     """Whether this is the last micro-batch of the iteration."""
 
@@ -89,9 +89,9 @@ class TrajectoryBatch:
         """
         if self.advantages is None and self.phase != "demonstration":
             raise ValueError(f"a {self.phase} batch has no advantages: its trajectories carry none, and no critic ran")
-        return (
-            torch.ones(self.targets.shape, device=self.targets.device) if self.advantages is None else self.advantages
-        )
+        if self.advantages is not None:
+            return self.advantages
+        return torch.ones(self.targets.shape, device=self.targets.device)
 
     def to(self, device: torch.device | str, **kwargs: Any) -> "TrajectoryBatch":
         """The batch with its tensors on ``device``."""
@@ -236,6 +236,5 @@ def _filler(phase: Phase) -> TrajectoryBatch:
         ids=zero[:0],
         ages=zeros.double()[:0],
         phase=phase,
-        proximal_log_probs=None if phase == "demonstration" else zeros,
         rewards=None if phase == "demonstration" else zeros,
     )
