@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
 from functools import partial
 from typing import Any
@@ -162,7 +162,7 @@ class RolloutCallback(Callback):
         self.clock = replace(self.clock, iteration=self.clock.iteration + 1)
         start = time.perf_counter()
         collection = self._collect(trainer, module)
-        scorer = module.reference_log_probs
+        scorer = _Scorer(module)
         trajectories = module.algorithm.advantages(collection.trajectories, summing(trainer), scorer)
         _warn_without_signal(trajectories)
         data.add_fresh(trajectories)
@@ -170,7 +170,11 @@ class RolloutCallback(Callback):
         filtered = torch.tensor(float(len(collection.trajectories) - len(trajectories)))
         steps = torch.tensor(float(collection.num_env_steps), dtype=torch.float64)
         self.environment_steps += int(summing(trainer)(steps))
-        log_scalars(trainer, {"rollout/filtered": float(summing(trainer)(filtered))}, self.clock.updates)
+        metrics = {"rollout/filtered": float(summing(trainer)(filtered))}
+        if module.algorithm.needs_reference_at_collection():
+            total, count = summing(trainer)(scorer.sums).tolist()
+            metrics["rollout/kl_reference"] = total / max(count, 1.0)
+        log_scalars(trainer, metrics, self.clock.updates)
         self._log(trainer, module, collection, time.perf_counter() - start)
 
     def _collect(self, trainer: Trainer, module: PolicyModule) -> Collection:
@@ -261,6 +265,22 @@ class RolloutCallback(Callback):
         """Restore what :meth:`state_dict` returned; a clock that the state does not know yet starts at 0."""
         self.clock = ClockReading(**{f.name: state_dict[f.name] for f in fields(ClockReading) if f.name in state_dict})
         self.environment_steps = state_dict["environment_steps"]
+
+
+class _Scorer:
+    """Scores trajectories by the reference, and adds up how far the behavior policy was from it."""
+
+    def __init__(self, module: PolicyModule) -> None:
+        self._module = module
+        self.sums = torch.zeros(2, dtype=torch.float64)
+        """Sum of log(behavior / reference) over sampled tokens, in nats, and their number."""
+
+    def __call__(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
+        found = self._module.reference_log_probs(trajectories)
+        for item, log_probs in zip(trajectories, found, strict=True):
+            total = float((item.behavior_log_probs.double() - log_probs).sum())
+            self.sums += torch.tensor([total, float(item.num_sampled)], dtype=torch.float64)
+        return found
 
 
 def _warn_without_signal(trajectories: list[Trajectory]) -> None:
