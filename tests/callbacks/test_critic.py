@@ -7,6 +7,7 @@ import pytest
 import torch
 from gymnasium.spaces import Text
 from lightning import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from freshper_lightning.algorithms import PPO
 from freshper_lightning.callbacks.critic import priorities_of_visit
@@ -125,6 +126,17 @@ def test_a_batch_that_no_critic_has_seen_has_neither_advantages_nor_priorities(r
         priorities_of_visit(TDError(), batch)
     with pytest.raises(ValueError, match="a fresh batch has no advantages"):
         batch.token_advantages()
+
+
+def test_a_run_that_resumes_inside_an_epoch_goes_on_with_its_values_and_priorities(tmp_path, model_path):
+    """After the first of two updates of an epoch of replay."""
+    keep = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=3, save_top_k=-1)
+    ended = []
+    for folder, path in (("whole", None), ("resumed", tmp_path / "step=3.ckpt")):
+        module, data = ppo(model_path, value_clip=0.01), replay_data(priority=TDError(), replay_updates=1)
+        fit(tmp_path / folder, module, data, ckpt_path=path, checkpoint=keep if path is None else None)
+        ended.append([*module.net.parameters(), torch.from_numpy(data.buffer.bases(data.buffer.ids()))])
+    assert all(map(torch.equal, *ended))
 
 
 class EvenBytes(gymnasium.Env):
