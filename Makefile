@@ -15,7 +15,7 @@ FRESHPER := $(VENV)/bin/freshper
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: quickstart learn smollm2 bench-trainer bench-replay test test-slow lint clean help
+.PHONY: quickstart learn smollm2 bench-trainer bench-replay bench-rollout test test-slow lint clean help
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -85,6 +85,12 @@ $(VENV_BENCH)/.ready: requirements/bench-replay.txt requirements/build_torchrl.p
 bench-replay: export OMP_NUM_THREADS = 1
 bench-replay: $(VENV_BENCH)/.ready  ## Speed and memory of the buffer beside others; ARGS='--sizes 1000 10000' for a part.
 	$(VENV_BENCH)/bin/python -m benchmarks.replay $(ARGS)
+
+bench-rollout: $(VENV)/.vllm $(VENV)/.smollm2  ## How much of vLLM's own speed multi-turn play reaches (ten minutes).
+	@test -d runs/bench-rollout/tiny || $(FRESHPER) tiny --path runs/bench-rollout/tiny
+	@test -d runs/smollm2 || $(FRESHPER) smollm2 --path runs/smollm2
+	$(VENV)/bin/python -m benchmarks.rollout --model runs/bench-rollout/tiny
+	$(VENV)/bin/python -m benchmarks.rollout --model runs/smollm2 --repetitions 1
 
 lint: $(VENV)/.dev  ## Style and types.
 	$(VENV)/bin/ruff check .
