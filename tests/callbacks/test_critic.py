@@ -2,21 +2,17 @@
 
 import dataclasses
 
-import gymnasium
 import pytest
 import torch
-from gymnasium.spaces import Text
 from lightning import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from freshper_lightning.algorithms import PPO
 from freshper_lightning.callbacks.critic import priorities_of_visit
 from freshper_lightning.callbacks.report import read_scalars
-from freshper_lightning.envs.protocol import ReplySpace
 from freshper_lightning.policy.critic import CriticSettings
 from freshper_lightning.replay import AbsoluteReward, TDError
-from freshper_lightning.rollout.collector import EnvironmentConfig
-from tests.loop import fit, policy, replay_data, rollout_callback
+from tests.loop import fit, policy, replay_data
 from tests.policy.transcripts import packed, statistics
 
 KL = {"kl_coefficient": 0.1, "kl_in": "reward", "kl_estimator": "k1"}
@@ -137,34 +133,3 @@ def test_a_run_that_resumes_inside_an_epoch_goes_on_with_its_values_and_prioriti
         fit(tmp_path / folder, module, data, ckpt_path=path, checkpoint=keep if path is None else None)
         ended.append([*module.net.parameters(), torch.from_numpy(data.buffer.bases(data.buffer.ids()))])
     assert all(map(torch.equal, *ended))
-
-
-class EvenBytes(gymnasium.Env):
-    """A bandit: the share of a reply's characters that have an even code."""
-
-    observation_space = Text(8)
-    action_space = ReplySpace()
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return "Go", {}
-
-    def step(self, action):
-        reward = sum(ord(letter) % 2 == 0 for letter in action) / max(len(action), 1)
-        return "", reward, True, False, {}
-
-
-if "tests/EvenBytes-v0" not in gymnasium.registry:
-    gymnasium.register("tests/EvenBytes-v0", entry_point=EvenBytes)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("settings", [{}, {"estimator": "vtrace"}])
-def test_ppo_learns_a_bandit(tmp_path, model_path, settings):
-    rollout = rollout_callback(environment=EnvironmentConfig("tests/EvenBytes-v0"), groups=8, format_penalty=0.0)
-    data = replay_data(priority=TDError(), batch_size=16, replay_updates=1)
-    run = {"rollout": rollout, "iterations": 12, "enable_checkpointing": False}
-    fit(tmp_path, ppo(model_path, lr=3e-3, **settings), data, **run)
-    returns = [value for _, value in read_scalars(tmp_path / "run")["rollout/return"]]
-    print(returns)
-    assert sum(returns[-3:]) / 3 > sum(returns[:2]) / 2 + 0.15
