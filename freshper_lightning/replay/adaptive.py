@@ -163,8 +163,9 @@ def _borders(ages: Floats) -> Floats:
         return np.full(BUCKETS, np.inf)
     low, high = float(ages.min()), float(ages.max())
     borders: Floats = np.geomspace(low, high, BUCKETS + 1)[:-1]
-    borders[0] = low  # geomspace may miss its ends by a rounding error
-    return borders
+    borders[0] = low
+    # Each point is off by a rounding error of its own, so that borders of nearly equal ages may run backwards.
+    return np.maximum.accumulate(borders)
 
 
 def _variance(ratios: LogRatios) -> float:

@@ -205,6 +205,29 @@ def test_the_unit_of_age_and_the_scale_of_weights_do_not_matter(rows, scale, see
         assert other.of(growth).tau_hat() == pytest.approx(expected, rel=1e-3)
 
 
+def test_one_age_beside_that_of_birth_is_enough_to_follow():
+    """The second probe of every run has these ages, whatever number of updates an iteration has."""
+    for updates in range(1, 201):
+        ratios = gaussian(0.02, np.repeat([0.0, updates], 50), birth=0.1)
+        buckets = variance_by_age([ratios], "token")
+        assert buckets.powers[0] == pytest.approx([updates])
+        assert buckets.at_birth == pytest.approx(0.1, rel=0.3)
+        estimator = AdaptiveTau()
+        estimator.observe(ratios)
+        assert 25.0 <= estimator.next_tau(50.0, 0.6) <= 100.0
+
+
+@given(low=st.floats(1e-8, 1e8), steps=st.lists(st.integers(0, 20), min_size=8, max_size=40))
+def test_ages_that_differ_by_rounding_errors_are_above_zero_and_counted_once(low, steps):
+    """Sums of learning rates or drift reach one age on several ways."""
+    ages = np.array([low + step * np.spacing(low) for step in steps])
+    apart = variance_by_age([gaussian(1.0, np.concatenate([np.zeros(8), ages]), tokens=2)], "token")
+    assert apart.at_birth == 0.0, "log-ratios at birth are all 0"
+    assert apart.sizes.sum() <= len(ages)
+    together = [float(np.sum(steps == step)) for step in set(steps)]
+    assert apart.sizes.sum() >= sum(count for count in together if count >= 3)
+
+
 def test_the_window_forgets_how_fast_the_policy_once_moved():
     estimator = AdaptiveTau(window=200)
     estimator.observe(gaussian(0.5, np.tile(np.arange(1, 21), 10)))
