@@ -64,16 +64,21 @@ class _Visit:
     """int64 [B]."""
     divergences: NDArray[np.float64]
     """float64 [B]: mean over sampled tokens of k3, in nats per token: estimates KL(behavior || current)."""
-    log_ratios: LogRatios
+    log_ratios: NDArray[np.float64]
+    """float64 [S]: of current to behavior policy at each sampled token."""
+    segments: NDArray[np.int64]
+    """int64 [S]: the entry that each token belongs to."""
+    ages: NDArray[np.float64]
+    """float64 [B]."""
 
     @classmethod
     def of(cls, batch: TrajectoryBatch, observation: StepObservation) -> "_Visit":
         segments, ages = batch.segments.cpu(), batch.ages.cpu()
         divergence = observation.token_metrics["kl_behavior"].double().cpu()
         sums = torch.zeros(len(ages), dtype=torch.float64).index_add_(0, segments, divergence)
-        log_ratio = observation.token_metrics["log_ratio"].double().cpu()
+        log_ratio = observation.token_metrics["log_ratio"].double().cpu().numpy()
         divergences = (sums / batch.lengths.cpu()).numpy()
-        return cls(batch.ids.cpu().numpy(), divergences, LogRatios.of_tokens(log_ratio, segments, ages))
+        return cls(batch.ids.cpu().numpy(), divergences, log_ratio, segments.numpy(), ages.double().numpy())
 
 
 class FreshnessCallback(Callback):
@@ -178,14 +183,11 @@ class FreshnessCallback(Callback):
         share = -(-self.probe.batch_size // trainer.world_size)
         items, ages = held_out.probe(share, now)
         size = max(data.batch_size // (trainer.world_size * data.micro_batches), 1)
-        parts = []
-        for first in range(0, share, size):
-            part = slice(first, first + size)
-            seen = _log_ratios(trainer, module, items[part])
-            if items[part]:
-                segments = np.repeat(np.arange(len(items[part])), [item.num_sampled for item in items[part]])
-                parts.append(LogRatios.of_tokens(seen, segments, ages[part]))
-        return _gathered(trainer, LogRatios.joined(parts), share)
+        parts = [_log_ratios(trainer, module, items[first : first + size]) for first in range(0, share, size)]
+        seen = np.concatenate(parts)[: sum(item.num_sampled for item in items)]
+        _require_finite(trainer, seen)
+        segments = np.repeat(np.arange(len(items)), [item.num_sampled for item in items])
+        return _gathered(trainer, LogRatios.of_tokens(seen, segments, ages), share)
 
     def _fitted(self, data: ReplayDataModule) -> dict[str, float]:
         decay, metrics = data.buffer.decay, {}
@@ -231,7 +233,9 @@ class FreshnessCallback(Callback):
     def _observe_first_visits(self, trainer: Trainer, data: ReplayDataModule, visits: Sequence[_Visit]) -> None:
         ids = np.concatenate([np.empty(0, np.int64), *(visit.ids for visit in visits)])
         first = ~np.isin(ids, self._visited)
-        rows = LogRatios.joined([visit.log_ratios for visit in visits]).chosen(first).rows
+        _require_finite(trainer, np.concatenate([np.empty(0), *(visit.log_ratios for visit in visits)]))
+        seen = [LogRatios.of_tokens(visit.log_ratios, visit.segments, visit.ages) for visit in visits]
+        rows = LogRatios.joined(seen).chosen(first).rows
         rows[:, 1] = data.buffer.bases(ids[first]) ** -data.buffer.alpha
         self.estimator.observe_drawn(_gathered(trainer, LogRatios(rows), data.batch_size // trainer.world_size))
         stored = data.buffer.ids()
@@ -278,6 +282,21 @@ def _log_ratios(trainer: Trainer, module: PolicyModule, items: Sequence[Trajecto
     assert batch.behavior_log_probs is not None
     log_ratios: NDArray[np.float64] = (seen.log_probs - batch.behavior_log_probs).double().cpu().numpy()
     return log_ratios
+
+
+def _require_finite(trainer: Trainer, log_ratios: NDArray[np.float64]) -> None:
+    """Does nothing if the log-ratios [S] of all ranks are finite; otherwise every rank raises, and none waits.
+
+    Raises:
+        OverflowError: One is not: a token's probability has become 0 or no number.
+    """
+    wrong = torch.tensor(np.count_nonzero(~np.isfinite(log_ratios)), dtype=torch.float64)
+    total = float(summing(trainer)(wrong))
+    if total:
+        raise OverflowError(
+            f"{total:g} tokens that freshness is measured on have lost their probability: their log-ratios are not"
+            " finite; resume from the newest checkpoint with a smaller learning rate"
+        )
 
 
 def _gathered(trainer: Trainer, ratios: LogRatios, most: int) -> LogRatios:

@@ -251,15 +251,55 @@ def test_the_state_gives_the_same_estimate_to_the_bit():
     [
         ({"level": "turn"}, r"level must be one of token, sequence, not 'turn'"),
         ({"growth": "cubic"}, r"growth must be one of linear, quadratic, not 'cubic'"),
-        ({"bounds": (0.0, 5.0)}, r"bounds must be finite, above 0 and in order, not \(0\.0, 5\.0\)"),
+        ({"bounds": (0.0, 5.0)}, r"bounds must be two numbers, finite, above 0 and in order, not \(0\.0, 5\.0\)"),
         ({"bounds": (6.0, 5.0)}, r"bounds must be .* in order"),
-        ({"bounds": (1.0, math.inf)}, r"bounds must be finite"),
+        ({"bounds": (1.0, math.inf)}, r"bounds must be .*finite"),
+        ({"bounds": (1.0, math.nan)}, r"bounds must be .*finite"),
+        ({"bounds": (1.0, 2.0, 3.0)}, r"bounds must be two numbers, .*not \(1\.0, 2\.0, 3\.0\)"),
         ({"window": 0}, r"window must be at least 1, not 0"),
     ],
 )
 def test_arguments_out_of_range_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         AdaptiveTau(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"log_ratios": [0.1, -math.inf]},
+            r"log_ratios must be finite: a token has lost its probability, not \[-inf\]",
+        ),
+        ({"log_ratios": [math.nan, 0.1]}, r"log_ratios must be finite.*not \[nan\]"),
+        ({"ages": [1.0, math.nan]}, r"ages must be finite and at least 0, not \[nan\]"),
+        ({"ages": [-2.0, 1.0]}, r"ages must be finite and at least 0, not \[-2\.0\]"),
+        ({"weights": [0.0, 1.0]}, r"weights must be finite and above 0, not \[0\.0\]"),
+        ({"weights": [1.0, math.inf]}, r"weights must be finite and above 0, not \[inf\]"),
+    ],
+)
+def test_what_no_variance_can_be_taken_of_is_refused(arguments, message):
+    """One such value would make every later fit, and so tau, no number."""
+    with pytest.raises(ValueError, match=message):
+        LogRatios.of_tokens(**({"log_ratios": [0.1, 0.2], "segments": [0, 1], "ages": [1.0, 2.0]} | arguments))
+
+
+@pytest.mark.parametrize(
+    ("tau", "alpha", "message"),
+    [
+        (5.0, 0.0, r"alpha must be above 0 and at most 1, not 0\.0"),
+        (5.0, math.nan, r"alpha must be .*not nan"),
+        (math.nan, 0.6, r"tau must be finite and above 0, not nan"),
+        (math.inf, 0.6, r"tau must be .*not inf"),
+    ],
+)
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_tau_does_not_follow_what_is_no_number(tau, alpha, message, rate):
+    """Without drift tau_hat is infinite, and 0 times that is no number."""
+    estimator = AdaptiveTau()
+    estimator.observe(gaussian(rate, np.tile(np.arange(10), 4)))
+    with pytest.raises(ValueError, match=message):
+        estimator.next_tau(tau, alpha)
 
 
 def held_out_of(iterations, capacity=100, count=3, seed=0):
