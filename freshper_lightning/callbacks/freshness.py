@@ -23,6 +23,11 @@ from freshper_lightning.replay.schemes import GumbelTopK, Stratified, WholeGroup
 from freshper_lightning.rollout.seeds import stable_hash
 from freshper_lightning.trajectory import ClockReading, Trajectory
 
+KEPT_ITERATIONS = 4
+"""Least number of iterations that held-out trajectories are kept for: the newest have age 0, and show no drift."""
+LEAST_WINDOW = 32
+"""Observations of which enough have an age above 0 for a fit, however they fall into its buckets."""
+
 
 def _require(key: str, value: object, holds: bool, allowed: str) -> None:
     if not holds:
@@ -33,8 +38,10 @@ def _require(key: str, value: object, holds: bool, allowed: str) -> None:
 class ProbeConfig:
     """Trajectories that are held out of training, and how often the policy is asked about them.
 
+    Where there are any, enough of them are kept for a fit: at least three ages above 0, in enough observations.
+
     Raises:
-        ValueError: A number is out of range.
+        ConfigurationError: A number is out of range.
     """
 
     held_out: int = 0
@@ -52,8 +59,11 @@ class ProbeConfig:
         _require("probe.held_out", self.held_out, self.held_out >= 0, "at least 0")
         for key in ("every_n_iterations", "batch_size", "window"):
             _require(f"probe.{key}", getattr(self, key), getattr(self, key) >= 1, "at least 1")
-        least = max(self.held_out, self.batch_size)
-        _require("probe.capacity", self.capacity, self.capacity >= least, f"at least {least} (held_out, batch_size)")
+        least = max(KEPT_ITERATIONS * self.held_out, self.batch_size)
+        why = f"{KEPT_ITERATIONS} x held_out, so that there are ages to tell apart, and batch_size"
+        _require("probe.capacity", self.capacity, self.capacity >= least, f"at least {least} ({why})")
+        enough = not self.held_out or self.window >= LEAST_WINDOW
+        _require("probe.window", self.window, enough, f"at least {LEAST_WINDOW}, below which nothing is ever fitted")
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,13 +123,17 @@ class FreshnessCallback(Callback):
             bounds: Least and greatest tau, in units of the clock.
             measured: Whether visits rewrite freshness.
             eta: How much freshness a nat per token of divergence costs: a factor of exp(-eta).
-            seed: Seed of what is held out and probed.
+            seed: Seed of what is held out and probed, at least 0.
+
+        Raises:
+            ConfigurationError: A setting is out of range.
         """
         _require("eta", eta, 0 < eta < float("inf"), "finite and above 0")
+        _require("seed", seed, seed >= 0, "at least 0")
         try:
             self.estimator = AdaptiveTau(level, growth, bounds, probe.window)
         except ValueError as error:
-            raise ValueError(f"freshness.{error}") from error
+            raise ConfigurationError(f"freshness.{error}") from error
         self.probe, self.adapt, self.measured, self.eta, self.seed = probe, adapt, measured, eta, seed
         self.held_out: HeldOut | None = None
         self._visits: list[_Visit] = []

@@ -11,11 +11,13 @@ from freshper_lightning.algorithms.losses import k3
 from freshper_lightning.callbacks.freshness import FreshnessCallback, ProbeConfig, _require_finite
 from freshper_lightning.callbacks.report import read_scalars
 from freshper_lightning.errors import ConfigurationError
-from freshper_lightning.replay import ExponentialDecay, InverseDecay, WindowDecay
+from freshper_lightning.replay import ExponentialDecay, HeldOut, InverseDecay, LogRatios, WindowDecay
 from freshper_lightning.replay.schemes import WholeGroups
+from freshper_lightning.trajectory import ClockReading
 from tests.command import in_this_process
 from tests.loop import Recorder, fit, policy, replay_data, rollout_callback
 from tests.loop import trainer as make_trainer
+from tests.replay.builders import make_trajectory
 from tests.test_resume import SAVE_AT_END, assert_same, final, scalars
 
 TAU, ALPHA = 5.0, 0.6
@@ -290,10 +292,12 @@ def test_whole_groups_must_stay_whole(tmp_path, model_path):
         ({"eta": math.nan}, r"freshness\.eta=nan must be"),
         ({"level": "turn"}, r"freshness\.level must be one of token, sequence"),
         ({"bounds": (3.0, 2.0)}, r"freshness\.bounds must be"),
+        ({"bounds": (1.0, 2.0, 3.0)}, r"freshness\.bounds must be two numbers.*not \(1\.0, 2\.0, 3\.0\)"),
+        ({"seed": -1}, r"freshness\.seed=-1 must be at least 0"),
     ],
 )
 def test_values_out_of_range_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ConfigurationError, match=message):
         FreshnessCallback(**arguments)
 
 
@@ -303,11 +307,31 @@ def test_values_out_of_range_are_refused(arguments, message):
         ({"held_out": -1}, r"freshness\.probe\.held_out=-1 must be at least 0"),
         ({"every_n_iterations": 0}, r"freshness\.probe\.every_n_iterations=0 must be at least 1"),
         ({"batch_size": 600}, r"freshness\.probe\.capacity=512 must be at least 600"),
+        ({"held_out": 32, "capacity": 32}, r"freshness\.probe\.capacity=32 must be at least 128 \(4 x held_out"),
+        ({"held_out": 8, "capacity": 31, "batch_size": 8}, r"capacity=31 must be at least 32 \(4 x held_out"),
+        ({"held_out": 8, "window": 31}, r"freshness\.probe\.window=31 must be at least 32"),
     ],
 )
 def test_probes_out_of_range_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ConfigurationError, match=message):
         ProbeConfig(**arguments)
+
+
+@pytest.mark.parametrize("growth", [1, 3, 8])
+def test_the_least_that_is_allowed_is_enough_for_a_fit(growth):
+    """Four iterations of one held-out trajectory each, the last 32 observations, whatever buckets they fall into."""
+    probe = ProbeConfig(held_out=1, capacity=4, batch_size=4, window=32)
+    apart, freshness = HeldOut(probe.capacity, "updates"), FreshnessCallback(probe=probe)
+    random, updates = np.random.default_rng(0), 0
+    for iteration in range(1, 12):
+        updates += growth**iteration  # iterations of unequal length
+        now = ClockReading(updates=updates, iteration=iteration)
+        apart.take([make_trajectory(turn_tokens=(4,)) for _ in range(2)], 1, now)
+        items, ages = apart.probe(probe.batch_size, now)
+        seen = random.normal(0.0, np.sqrt(np.repeat(0.01 * ages, 4)))
+        freshness.estimator.observe(LogRatios.of_tokens(seen, np.repeat(np.arange(len(items)), 4), ages))
+    assert freshness.estimator.fits("token") is not None
+    assert freshness.estimator.next_tau(50.0, 0.6) != 50.0
 
 
 def test_the_callback_must_come_after_the_one_that_moves_the_clock(tmp_path, model_path):
