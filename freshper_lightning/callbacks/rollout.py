@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from freshper_lightning.checkpoint import save_end, save_last_good
 from freshper_lightning.errors import NonFiniteError
 from freshper_lightning.policy.module import PolicyModule
 from freshper_lightning.policy.packing import TrajectoryBatch
+from freshper_lightning.policy.preparation import prepare
 from freshper_lightning.replay.clock import DRIFT_CLOCKS
 from freshper_lightning.rollout.collector import Collection, Collector, EnvironmentConfig
 from freshper_lightning.rollout.conversation import ChatFormat, History
@@ -97,7 +99,8 @@ class RolloutCallback(Callback):
         check_configuration(trainer, module, self)
         data = replay_data(trainer)
         if data is not None:
-            data.bind(self.groups * self.group_size, lambda: self.clock, self.group_size)
+            prepared = partial(prepare, module) if module.algorithm.needs_preparation() else None
+            data.bind(self.groups * self.group_size, lambda: self.clock, self.group_size, prepared)
 
     def collector(
         self, trainer: Trainer, module: PolicyModule, environment: EnvironmentConfig | None = None
