@@ -10,6 +10,7 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from numpy.typing import NDArray
 
+from datamodules.checks import LIKE_50_UPDATES
 from datamodules.replay import ReplayDataModule
 from freshper_lightning.callbacks.metrics import log_scalars
 from freshper_lightning.callbacks.parts import callback_of, policy_module, replay_data, summing
@@ -23,6 +24,8 @@ from freshper_lightning.replay.schemes import GumbelTopK, Stratified, WholeGroup
 from freshper_lightning.rollout.seeds import stable_hash
 from freshper_lightning.trajectory import ClockReading, Trajectory
 
+BOUNDS = (1.0, 1000.0)
+"""Least and greatest tau by default, in updates or iterations."""
 KEPT_ITERATIONS = 4
 """Least number of iterations that held-out trajectories are kept for: the newest have age 0, and show no drift."""
 LEAST_WINDOW = 32
@@ -108,7 +111,7 @@ class FreshnessCallback(Callback):
         adapt: bool = False,
         level: Level = "token",
         growth: Growth = "linear",
-        bounds: tuple[float, float] = (1.0, 1000.0),
+        bounds: tuple[float, float] = BOUNDS,
         measured: bool = False,
         eta: float = 1.0,
         seed: int = 0,
@@ -120,7 +123,8 @@ class FreshnessCallback(Callback):
             adapt: Whether tau follows the estimate; it is logged either way.
             level: ``token`` for losses on ratios of tokens, as all here are; ``sequence`` for those of trajectories.
             growth: Whether tau follows the ``linear`` or the ``quadratic`` fit of variance over age.
-            bounds: Least and greatest tau, in units of the clock.
+            bounds: Least and greatest tau, in units of the clock; to be set for clocks other than updates and
+                iterations.
             measured: Whether visits rewrite freshness.
             eta: How much freshness a nat per token of divergence costs: a factor of exp(-eta).
             seed: Seed of what is held out and probed, at least 0.
@@ -168,7 +172,10 @@ class FreshnessCallback(Callback):
         if not isinstance(decay, ExponentialDecay):
             name = type(decay).__name__
             raise ConfigurationError(f"freshness.adapt=True needs data.decay=ExponentialDecay with a tau, not {name}")
-        low, high = self.estimator.bounds
+        clock, (low, high) = data.buffer.clock, self.estimator.bounds
+        fit_in = clock not in LIKE_50_UPDATES or (low, high) != BOUNDS
+        wanted = f"set around data.decay.tau where data.clock={clock}: the default is meant for updates"
+        _require("bounds", self.estimator.bounds, fit_in, wanted)
         _require("bounds", self.estimator.bounds, low <= decay.tau <= high, f"around data.decay.tau={decay.tau}")
 
     def _withhold(self, trajectories: list[Trajectory], share: int, now: ClockReading) -> list[Trajectory]:

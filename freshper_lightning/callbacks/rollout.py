@@ -100,7 +100,8 @@ class RolloutCallback(Callback):
         data = replay_data(trainer)
         if data is not None:
             prepared = partial(prepare, module) if module.algorithm.needs_preparation() else None
-            data.bind(self.groups * self.group_size, lambda: self.clock, self.group_size, prepared)
+            size, longest = self.groups * self.group_size, self.engine_config.max_model_len
+            data.bind(size, lambda: self.clock, self.group_size, prepared, longest)
 
     def collector(
         self, trainer: Trainer, module: PolicyModule, environment: EnvironmentConfig | None = None

@@ -270,6 +270,11 @@ def test_a_resumed_run_with_adaptive_tau_and_measured_freshness_ends_as_the_unin
             {},
             r"freshness\.bounds=\(1\.0, 20\.0\) must be around data\.decay\.tau=50\.0",
         ),
+        (
+            {"adapt": True, "probe": PROBE},
+            {"clock": "drift", "decay": ExponentialDecay(5.0)},
+            r"freshness\.bounds=\(1\.0, 1000\.0\) must be set around .* data\.clock=drift: the default is meant for",
+        ),
         ({"probe": ProbeConfig(held_out=5)}, {}, r"freshness\.probe\.held_out=5 must be at most half of .* 4"),
     ],
 )
