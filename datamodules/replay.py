@@ -12,7 +12,7 @@ from torch import Tensor
 
 from datamodules.checks import decay_of, require, require_age_of_clock, require_bytes, require_room
 from datamodules.epoch import Prepare, PreparedEpoch
-from datamodules.loader import LoopDataModule
+from datamodules.loader import LoopDataModule, seed_of_run
 from datamodules.optimizer_batch import Floats, Ids, OptimizerBatch, Part
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.packing import TrajectoryBatch
@@ -71,7 +71,7 @@ class ReplayDataModule(LoopDataModule):
         weights: WeightsOver = "max",
         log_prob_dtype: LogProbDtype = "float32",
         memory_map: str | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         """Check the settings and make the buffer.
 
@@ -100,8 +100,7 @@ class ReplayDataModule(LoopDataModule):
             weights: What importance weights are divided by: their maximum in the batch, or their sum (mean weight 1).
             log_prob_dtype: How log-probabilities are stored; ``float16`` takes half the room.
             memory_map: Folder, on a large disk, for files that hold the trajectories instead of memory.
-            seed: Seed of the draws and of the order of fresh trajectories. On the command line ``seed_everything``
-                sets it, and another value is refused.
+            seed: Seed of the draws and of the order of fresh trajectories; by default that of ``seed_everything``.
 
         Raises:
             ConfigurationError: A setting is out of range.
@@ -112,7 +111,7 @@ class ReplayDataModule(LoopDataModule):
         self.replay_updates = replay_updates
         self.minimum_size = batch_size if minimum_size is None else minimum_size
         self.beta, self.beta_end, self.beta_updates = beta, beta_end, beta_updates
-        self.seed = seed
+        self.seed = seed_of_run() if seed is None else seed
         self._check()
         of_age = decay_of(decay)
         require_age_of_clock(clock, of_age, eviction)
@@ -123,7 +122,7 @@ class ReplayDataModule(LoopDataModule):
                 decay=of_age,
                 clock=clock,
                 alpha=alpha,
-                seed=seed,
+                seed=self.seed,
                 max_bytes=max_bytes,
                 draw=draw,
                 eviction=eviction,

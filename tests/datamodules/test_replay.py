@@ -4,8 +4,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from lightning import Callback
+from lightning import Callback, seed_everything
 
+from datamodules.demonstrations import DemonstrationsDataModule
 from datamodules.replay import ReplayDataModule
 from freshper_lightning.algorithms.algorithm import GRPO
 from freshper_lightning.errors import ConfigurationError
@@ -300,6 +301,16 @@ def test_whole_groups_have_the_size_that_rollouts_have_on_every_rank():
         assert data.buffer.scheme == WholeGroups(size=4)
     with pytest.raises(ConfigurationError, match=r"data\.batch_size=8 on 4 rank\(s\) must be a multiple of"):
         on_ranks(4, draw="groups", batch_size=8).bind(8, ClockReading, group_size=4)
+
+
+def test_the_seed_is_that_of_the_run_unless_one_is_given(monkeypatch):
+    monkeypatch.setenv("PL_GLOBAL_SEED", "")  # restored at the end
+    seed_everything(7)
+    made = [ReplayDataModule(), ReplayDataModule(seed=0), ReplayDataModule(seed=9)]
+    assert [data.seed for data in made] == [data.buffer.seed for data in made] == [7, 0, 9]
+    assert DemonstrationsDataModule(lambda seed: [("q", "a")]).seed == 7
+    monkeypatch.delenv("PL_GLOBAL_SEED")
+    assert ReplayDataModule().seed == 0
 
 
 def test_a_data_module_that_nobody_told_the_size_of_an_iteration_says_so():
