@@ -51,8 +51,38 @@ def check_environment(key: str, environment: EnvironmentConfig) -> None:
     Raises:
         ConfigurationError: It cannot be made, or does not speak text.
     """
+    _instances(key, environment)
+
+
+def check_held_out(training: EnvironmentConfig, evaluation: EnvironmentConfig | None) -> None:
+    """Refuse an evaluation that would play what is trained on, as far as the environments name their instances.
+
+    Raises:
+        ConfigurationError: An environment cannot be made, or both have an instance.
+    """
+    trained = _instances("rollout.environment", training)
+    if evaluation is None:
+        if trained:
+            raise ConfigurationError(
+                f"evaluation.environment=null would evaluate on the {len(trained)} instances of {training.id} that"
+                " rollout.environment trains on; it must be an environment with others, such as another file or split"
+            )
+        return
+    common = trained & _instances("evaluation.environment", evaluation)
+    if common:
+        raise ConfigurationError(
+            f"evaluation.environment={evaluation.kwargs} shares {len(common)} instances with rollout.environment="
+            f"{training.kwargs}, such as {min(common)[:80]!r}; what is trained on must be held out from evaluation"
+        )
+
+
+def _instances(key: str, environment: EnvironmentConfig) -> frozenset[str]:
+    """What the environment draws from, where it says so."""
     try:
-        make_text_env(environment.id, environment.kwargs).close()
+        env = make_text_env(environment.id, environment.kwargs)
+        instances: frozenset[str] = getattr(env.unwrapped, "instances", frozenset())
+        env.close()
+        return instances
     except Exception as error:
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         raise ConfigurationError(f"{key}: {kind}{error}") from error

@@ -4,7 +4,7 @@ from typing import Any, Literal, get_args
 
 from lightning import Callback, LightningModule, Trainer
 
-from freshper_lightning.callbacks.checks import check_environment
+from freshper_lightning.callbacks.checks import check_held_out
 from freshper_lightning.callbacks.metrics import log_scalars
 from freshper_lightning.callbacks.parts import callback_of, policy_module, summing
 from freshper_lightning.callbacks.progress import LoopProgress
@@ -62,9 +62,8 @@ class EvaluationCallback(Callback):
         self._evaluated_at: int | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse an environment that cannot be made, before a model is loaded."""
-        if self.environment is not None:
-            check_environment("evaluation.environment", self.environment)
+        """Refuse an environment that cannot be made, or that holds nothing out, before a model is loaded."""
+        check_held_out(callback_of(trainer, RolloutCallback).environment, self.environment)
 
     def evaluate(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
         """Play all held-out instances in every mode with the present weights; logs and returns the metrics."""
