@@ -130,6 +130,7 @@ def test_observations_of_few_numbers_are_printed():
         ({"env_id": "freshper-test/Picture-v0"}, "describe must name a function"),
         ({**LAKE, "describe": "tests.nothing"}, "describe='tests.nothing' is not the import path"),
         ({**LAKE, "max_turns": 0}, "max_turns must be at least 1"),
+        ({**LAKE, "instruction": {"Goal": "G"}}, "instruction=.* must be text"),
     ],
 )
 def test_what_cannot_be_played_in_text_is_refused(arguments, message):
