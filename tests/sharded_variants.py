@@ -10,7 +10,7 @@ import torch
 from lightning import Callback
 
 from freshper_lightning.algorithms.algorithm import GRPO
-from freshper_lightning.policy.lora import LoraSettings, whole
+from freshper_lightning.policy.lora import LoraSettings, is_adapter, whole
 from freshper_lightning.strategies import FSDP2Strategy
 from tests.loop import fit, policy, replay_data, rollout_callback
 
@@ -19,12 +19,17 @@ VARIANTS = {"lora": (LORA, {}), "bf16": ({}, {"precision": "bf16-mixed"}), "plai
 
 
 class Diary(Callback):
-    """Gradient norm, loss and metrics of each update."""
+    """Where adapters start, and the tokens, gradient norm and metrics of each update."""
 
     def __init__(self):
-        self.norms, self.metrics = [], []
+        self.start, self.tokens, self.norms, self.metrics = {}, [], [], []
+
+    def on_train_start(self, trainer, pl_module):
+        named = pl_module.policy.named_parameters()
+        self.start = {name: whole(value).clone() for name, value in named if is_adapter(name)}
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.tokens += [tokens.tolist() for tokens in batch.targets.split(batch.lengths.tolist())]
         self.norms.append(float(pl_module.gradient_norm))
         metrics = outputs["observation"].token_metrics
         self.metrics.append({name: values.clone() for name, values in metrics.items()})
@@ -48,6 +53,7 @@ def run(name, model, folder, ranks):
         **options,
     )
     seen = {"norms": diary.norms, "metrics": diary.metrics, "merged": dict(module.policy.checkpoint_tensors())}
+    seen |= {"start": diary.start, "tokens": diary.tokens}
     seen["parameters"] = {name: whole(parameter).clone() for name, parameter in module.policy.named_parameters()}
     seen["dtypes"] = sorted({str(parameter.dtype) for parameter in module.parameters()})
     torch.save(seen, folder / f"{name}_rank{trainer.global_rank}_of_{ranks}.pt")

@@ -45,6 +45,9 @@ def test_sharded_adapters_train_as_those_of_one_process_and_merge_alike(folder, 
     one, other = seen(folder, "lora")
     (alone,) = seen(folder, "lora", 1)
     assert_one_policy(one, other)
+    for name, value in alone["start"].items():
+        assert torch.equal(one["start"][name], value)
+    assert sorted(one["tokens"] + other["tokens"]) == sorted(alone["tokens"])
     torch.testing.assert_close(one["norms"], alone["norms"], rtol=1e-4, atol=0)
     for name, value in alone["merged"].items():
         torch.testing.assert_close(one["merged"][name], value, rtol=0, atol=1e-6)

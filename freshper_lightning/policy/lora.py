@@ -50,6 +50,8 @@ class LoraSettings:
 def add_adapters(model: PreTrainedModel, settings: LoraSettings) -> None:
     """Put adapters into ``model`` that leave its output as it is; from then on nothing but them has a gradient.
 
+    Where they start depends on the seed of torch alone, not on what has drawn from it before, so that all ranks agree.
+
     Raises:
         ConfigurationError: No layer, or one that cannot have an adapter here, is called as ``target_modules`` says.
     """
@@ -59,7 +61,9 @@ def add_adapters(model: PreTrainedModel, settings: LoraSettings) -> None:
     targets = settings.target_modules
     config = LoraConfig(r=settings.r, lora_alpha=settings.alpha, target_modules=targets, lora_dropout=0.0)
     try:
-        inject_adapter_in_model(config, model, ADAPTER)
+        with torch.random.fork_rng():
+            torch.manual_seed(torch.initial_seed())
+            inject_adapter_in_model(config, model, ADAPTER)
     except ValueError as error:
         raise ConfigurationError(f"model.lora.target_modules={targets!r}: {error}") from error
     refused = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}
