@@ -6,6 +6,7 @@ ENGINE ?= transformers
 SEED ?= 0
 RUN ?= runs/quickstart
 ARGS ?=
+WORKERS ?= 2
 
 VENV := .venv
 VENV_BENCH := .venv-bench
@@ -104,7 +105,7 @@ lint: $(VENV)/.dev  ## Style and types.
 # Tests start processes of their own, and threads of OpenMP that wait busily would contend.
 test: export OMP_NUM_THREADS = 1
 test: $(VENV)/.vllm $(VENV)/.dev lint  ## Everything that CI runs.
-	$(VENV)/bin/pytest -m "not slow" --cov=freshper_lightning --cov=datamodules --cov-report=term
+	$(VENV)/bin/pytest -n $(WORKERS) --dist loadfile -m "not slow" --cov=freshper_lightning --cov=datamodules --cov-report=term
 
 test-slow: $(VENV)/.vllm $(VENV)/.smollm2 $(VENV)/.dev  ## Tests that take minutes each.
 	$(VENV)/bin/pytest -m slow

@@ -2,19 +2,20 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
-from numpy.typing import NDArray
 from torch import Tensor
 
+from datamodules.epoch import Prepare, PreparedEpoch
 from datamodules.loader import LoopDataModule
+from datamodules.optimizer_batch import Floats, Ids, OptimizerBatch, Part
 from freshper_lightning.errors import ConfigurationError
-from freshper_lightning.policy.packing import Phase, TrajectoryBatch, balanced_parts, collate
+from freshper_lightning.policy.packing import TrajectoryBatch
 from freshper_lightning.replay import (
     AbsoluteAdvantage,
     Decay,
@@ -36,40 +37,6 @@ from freshper_lightning.replay.weights import WeightsOver
 from freshper_lightning.rollout.seeds import stable_hash
 from freshper_lightning.trajectory import ClockReading, Trajectory
 
-Ids = NDArray[np.int64]
-Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Part:
-    """This rank's part of an optimizer batch: ``n`` trajectories, and how many it counts for."""
-
-    phase: Phase
-    ids: Ids
-    items: Sequence[Trajectory]
-    weights: Floats
-    ages: Floats
-    multiplicities: Floats
-    sequences: float
-
-    @staticmethod
-    def fresh(ids: Ids, items: Sequence[Trajectory], ages: Floats) -> "_Part":
-        return _Part("fresh", ids, items, np.ones(len(ids)), ages, np.ones(len(ids)), float(len(ids)))
-
-    @staticmethod
-    def drawn(draw: Draw | None, requested: int) -> "_Part":
-        """Of ``requested`` trajectories; without a draw the update is skipped."""
-        if draw is None:
-            none = np.empty(0)
-            return _Part("replay", none.astype(np.int64), (), none, none, none, 0.0)
-        items, weights = draw.trajectories, draw.weights
-        return _Part("replay", draw.ids, items, weights, draw.ages, draw.multiplicities, float(requested))
-
-    def tokens(self) -> float:
-        """Sampled tokens, in expectation those of ``sequences`` draws from one buffer."""
-        lengths = np.array([item.num_sampled for item in self.items], np.float64)
-        return float(lengths @ self.multiplicities)
-
 
 class ReplayDataModule(LoopDataModule):
     """One iteration is ``epochs`` passes over the fresh trajectories, then ``replay_updates`` x as many replay batches.
@@ -79,6 +46,9 @@ class ReplayDataModule(LoopDataModule):
     its own buffer, and the weighted parts together have the expectation of a draw from one buffer. Where nothing, or
     too little for the kind of draw, can be drawn, the batch is empty and the update is skipped, so that the number of
     batches never changes. Fresh trajectories are pinned until those of the next iteration come in.
+
+    Where the policy has to prepare an epoch, its F batches are made when the first of them is asked for: F draws with
+    one reading of the clock, then one call of what prepares them, then the updates.
     """
 
     def __init__(
@@ -163,11 +133,13 @@ class ReplayDataModule(LoopDataModule):
         except ValueError as error:
             raise ConfigurationError(f"data.{error}") from error
         self.last_draw: Draw | None = None
-        """The draw of the replay batch now being trained on (this rank's part); None in a skipped update."""
+        """The draw that is now being trained on (this rank's part); None for fresh data and in a skipped update."""
         self.effective_draw = 0.0
         """Effective number of distinct trajectories in that draw, over all ranks."""
         self.seconds_sampling = 0.0
         """Time spent on drawing and collating since it was last reset."""
+        self.seconds_preparing = 0.0
+        """Time spent on preparing epochs since it was last reset."""
         self.withhold: Callable[[list[Trajectory]], list[Trajectory]] | None = None
         """Takes trajectories of a new iteration out of training, where that is asked for; returns the others."""
         self.restores_tau = False
@@ -175,6 +147,8 @@ class ReplayDataModule(LoopDataModule):
         self._fresh: Ids = np.empty(0, dtype=np.int64)
         self._batches_per_epoch: int | None = None
         self._now: Callable[[], ClockReading] = ClockReading
+        self._prepare: Prepare | None = None
+        self._epoch = PreparedEpoch({})
 
     def _check(self, capacity: int) -> None:
         _require("batch_size", self.batch_size, self.batch_size >= 1, "at least 1")
@@ -187,8 +161,14 @@ class ReplayDataModule(LoopDataModule):
         _require("capacity", capacity, capacity >= self.batch_size, f"at least batch_size={self.batch_size}")
         _require("minimum_size", self.minimum_size, 1 <= self.minimum_size <= capacity, f"in [1, capacity={capacity}]")
 
-    def bind(self, trajectories_per_iteration: int, now: Callable[[], ClockReading], group_size: int = 1) -> None:
-        """Tell the size of an iteration (over all ranks), where to read the clock, and the size of a group.
+    def bind(
+        self,
+        trajectories_per_iteration: int,
+        now: Callable[[], ClockReading],
+        group_size: int = 1,
+        prepare: Prepare | None = None,
+    ) -> None:
+        """Tell the size of an iteration (over all ranks), the clock, the size of a group, and what prepares an epoch.
 
         Raises:
             ConfigurationError: The sizes do not divide.
@@ -203,7 +183,7 @@ class ReplayDataModule(LoopDataModule):
         if self._world_size > 1:
             assert self.trainer is not None
             self.buffer.seed = stable_hash("replay draws", self.seed, self.trainer.global_rank)
-        self._batches_per_epoch, self._now = size // self.batch_size, now
+        self._batches_per_epoch, self._now, self._prepare = size // self.batch_size, now, prepare
 
     def _bind_groups(self, group_size: int) -> None:
         scheme = self.buffer.scheme
@@ -249,27 +229,47 @@ class ReplayDataModule(LoopDataModule):
 
     def optimizer_batch(self, update: int) -> list[TrajectoryBatch]:
         """The micro-batches of the iteration's ``update``-th optimizer batch, on this rank."""
+        batch = self._batch(update) if self._prepare is None else self._prepared_batch(update)
+        self.last_draw, self.effective_draw = batch.draw, batch.effective_draw
+        return batch.micro_batches
+
+    def _batch(self, update: int) -> OptimizerBatch:
         start = time.perf_counter()
         fresh = update < self.epochs * self.batches_per_epoch
-        part = self._fresh_part(update) if fresh else self._replay_part()
-        micro_batches = self._split(part)
+        part = self._fresh_part(update) if fresh else Part.drawn(self._draw(), self._share)
+        batch = part.split(self.micro_batches, self._reduce)
         self.seconds_sampling += time.perf_counter() - start
-        return micro_batches
+        return batch
 
-    def _fresh_part(self, update: int) -> _Part:
+    def _prepared_batch(self, update: int) -> OptimizerBatch:
+        """One of those that were drawn for the whole epoch; the ages are those of now, as the current policy's are."""
+        first, index = update - update % self.batches_per_epoch, update % self.batches_per_epoch
+        if index == 0:
+            self._epoch = self._prepared_epoch(range(first, first + self.batches_per_epoch))
+        batch = self._epoch.take(index)
+        for micro_batch in batch.micro_batches:
+            micro_batch.ages = torch.from_numpy(self._ages(micro_batch.ids.numpy()))
+        return batch
+
+    def _prepared_epoch(self, updates: range) -> PreparedEpoch:
+        assert self._prepare is not None
+        batches = [self._batch(update) for update in updates]
+        start = time.perf_counter()
+        self._prepare([micro_batch for batch in batches for micro_batch in batch.micro_batches])
+        self.seconds_preparing += time.perf_counter() - start
+        return PreparedEpoch(dict(enumerate(batches)))
+
+    def _fresh_part(self, update: int) -> Part:
         epoch, index = divmod(update, self.batches_per_epoch)
         key = stable_hash("fresh order", self.seed, self._now().iteration, epoch)
         order = np.random.default_rng(key).permutation(self._fresh)
         ids = np.array_split(order, self.batches_per_epoch)[index]
-        ages = self.buffer.ages(self._now())[np.searchsorted(self.buffer.ids(), ids)]
-        return _Part.fresh(ids, self.buffer.get(ids), ages)
+        return Part.fresh(ids, self.buffer.get(ids), self._ages(ids))
 
-    def _replay_part(self) -> _Part:
-        self.last_draw = draw = self._draw()
-        total, squares = (0.0, 0.0) if draw is None else draw.weight_sums()
-        sums = self._reduce(torch.tensor([total, squares], dtype=torch.float64))
-        self.effective_draw = float(sums[0] ** 2 / sums[1]) if draw is not None else 0.0
-        return _Part.drawn(draw, self._share)
+    def _ages(self, ids: Ids) -> Floats:
+        """float64 [n]: ages of stored trajectories by the clock of now."""
+        ages: Floats = self.buffer.ages(self._now())[np.searchsorted(self.buffer.ids(), ids)].astype(np.float64)
+        return ages
 
     def _draw(self) -> Draw | None:
         """This rank's part of one draw; None on every rank where there is nothing, or too little, to draw from."""
@@ -281,21 +281,6 @@ class ReplayDataModule(LoopDataModule):
             return self.buffer.sample(self._share, self._now(), self.current_beta(), gather)
         except NothingToDraw:
             return None
-
-    def _split(self, part: _Part) -> list[TrajectoryBatch]:
-        totals = self._reduce(torch.tensor([part.tokens(), part.sequences], dtype=torch.float64))
-        micro_batches = []
-        for members in balanced_parts([item.num_tokens for item in part.items], self.micro_batches):
-            batch = collate(
-                [part.items[i] for i in members],
-                phase=part.phase,
-                importance_weights=torch.from_numpy(part.weights[members]),
-                ids=torch.from_numpy(part.ids[members]),
-                ages=torch.from_numpy(part.ages[members].astype(np.float64)),
-            )
-            batch.total_tokens, batch.total_sequences = float(totals[0]), float(totals[1])
-            micro_batches.append(batch)
-        return micro_batches
 
     @property
     def _world_size(self) -> int:
@@ -323,12 +308,13 @@ class ReplayDataModule(LoopDataModule):
         return rows
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and primitives: the buffer (under ``buffer``), which of its entries are fresh, and tau."""
+        """Tensors and primitives: the buffer (under ``buffer``), its fresh entries, tau, and the prepared batches."""
         decay = self.buffer.decay
         return {
             "buffer": self.buffer.state_dict(),
             "fresh": torch.from_numpy(self._fresh.copy()),
             "tau": decay.tau if isinstance(decay, ExponentialDecay) else None,
+            "epoch": self._epoch.state_dict(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -350,6 +336,7 @@ class ReplayDataModule(LoopDataModule):
         if not np.isin(fresh, self.buffer.ids()).all():
             raise ConfigurationError("the checkpoint is damaged: trajectories of its iteration are not in its buffer")
         self._fresh = fresh
+        self._epoch = PreparedEpoch.restored(state_dict.get("epoch", {}), self.buffer)
 
     def teardown(self, stage: str) -> None:
         """Stop the buffer's thread."""

@@ -183,11 +183,6 @@ def _check_replay_epoch(trainer: Trainer, module: PolicyModule, rollout: "Rollou
             " the current one, and what remains is truncated importance sampling; set it as"
             " model.algorithm.correction=importance_sampling, or make data.batch_size smaller"
         )
-    if data is not None and module.algorithm.needs_proximal():
-        raise ConfigurationError(
-            "model.algorithm.correction='decoupled': the trainer does not compute proximal log-probabilities"
-            " yet; allowed: bypass, importance_sampling"
-        )
 
 
 def _check_ranks(trainer: Trainer, rollout: "RolloutCallback") -> None:

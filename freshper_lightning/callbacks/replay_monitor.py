@@ -179,6 +179,8 @@ class ReplayMonitor(Callback):
             "time/sample": data.seconds_sampling,
         }
         data.seconds_sampling = 0.0
+        if policy_module(trainer.lightning_module).algorithm.needs_preparation():
+            metrics["time/prepare"], data.seconds_preparing = data.seconds_preparing, 0.0
         return metrics | (self._drift_metrics(rollout) if rollout.measures_drift(data) else {})
 
     def _drift_metrics(self, rollout: RolloutCallback) -> dict[str, float]:

@@ -5,7 +5,8 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, fields, replace
-from typing import Any
+from functools import partial
+from typing import Any, get_args
 
 import torch
 from lightning import Callback, LightningModule, Trainer
@@ -22,8 +23,9 @@ from freshper_lightning.checkpoint import save_end, save_last_good
 from freshper_lightning.errors import NonFiniteError
 from freshper_lightning.policy.module import PolicyModule
 from freshper_lightning.policy.packing import TrajectoryBatch
+from freshper_lightning.policy.preparation import prepare
 from freshper_lightning.replay.clock import DRIFT_CLOCKS
-from freshper_lightning.rollout.collector import Collection, Collector, EnvironmentConfig
+from freshper_lightning.rollout.collector import Collection, Collector, EnvironmentConfig, Play
 from freshper_lightning.rollout.conversation import ChatFormat, History
 from freshper_lightning.rollout.engine import RolloutEngine
 from freshper_lightning.rollout.episode import EpisodePlan
@@ -52,6 +54,8 @@ class RolloutCallback(Callback):
         format_penalty: float = 0.0,
         max_failure_share: float = 0.1,
         history: History = "strict",
+        play: Play = "lock_step",
+        threads: int = 32,
         measure_drift: bool = False,
         seed: int = 0,
     ) -> None:
@@ -66,12 +70,17 @@ class RolloutCallback(Callback):
             format_penalty: Added to the training return for each reply that the environment cannot parse; at most 0.
             max_failure_share: Share of an iteration's episodes that may be lost to failing environments.
             history: ``verbatim`` keeps earlier replies as sampled where the chat template would rewrite them.
+            play: ``lock_step`` gives equal episodes to equal seeds; ``streaming`` gives that up, so that an environment
+                that is ready has its next reply while slow ones are still busy.
+            threads: Streaming: how many environments of a rank may be busy at the same time.
             measure_drift: Measure and log the policy's drift even where ``data.clock`` does not need it.
             seed: Seed of instances and samples.
         """
-        for key, value in {"groups": groups, "group_size": group_size}.items():
+        for key, value in {"groups": groups, "group_size": group_size, "threads": threads}.items():
             if value < 1:
                 raise ValueError(f"rollout.{key}={value} must be at least 1")
+        if play not in get_args(Play):
+            raise ValueError(f"rollout.play={play!r} must be one of {', '.join(get_args(Play))}")
         if not -math.inf < format_penalty <= 0:
             raise ValueError(f"rollout.format_penalty={format_penalty} must be finite and at most 0")
         if not 0 <= max_failure_share < 1:
@@ -82,6 +91,7 @@ class RolloutCallback(Callback):
         self.groups, self.group_size = groups, group_size
         self.format_penalty, self.max_failure_share = format_penalty, max_failure_share
         self.history = history
+        self.play, self.threads = play, threads
         self.measure_drift = measure_drift
         self.seed = seed
         self.clock = ClockReading()
@@ -97,7 +107,8 @@ class RolloutCallback(Callback):
         check_configuration(trainer, module, self)
         data = replay_data(trainer)
         if data is not None:
-            data.bind(self.groups * self.group_size, lambda: self.clock, self.group_size)
+            prepared = partial(prepare, module) if module.algorithm.needs_preparation() else None
+            data.bind(self.groups * self.group_size, lambda: self.clock, self.group_size, prepared)
 
     def collector(
         self, trainer: Trainer, module: PolicyModule, environment: EnvironmentConfig | None = None
@@ -120,6 +131,8 @@ class RolloutCallback(Callback):
             format_penalty=self.format_penalty,
             max_failure_share=self.max_failure_share,
             max_context=self.engine_config.max_model_len,
+            play=self.play,
+            threads=self.threads,
         )
         self._collectors.append(collector)
         return collector

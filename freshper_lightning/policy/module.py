@@ -172,7 +172,7 @@ class PolicyModule(LightningModule):
             ConfigurationError: The micro-batch is larger than ``max_micro_batch_tokens``.
             NonFiniteError: The loss is not finite on some rank; nothing has been stepped.
         """
-        self._require_room(batch)
+        self.require_room(batch)
         output = self._loss(batch)
         self._require_finite(output.loss, batch)
         if self.guard.enabled and batch.phase == "replay" and not batch.is_filler:
@@ -220,7 +220,12 @@ class PolicyModule(LightningModule):
         with self.trainer.strategy.precision_plugin.forward_context():
             return token_log_probs(self.reference, trajectories, self.temperature, self.device, passes)
 
-    def _require_room(self, batch: TrajectoryBatch) -> None:
+    def require_room(self, batch: TrajectoryBatch) -> None:
+        """Refuse a micro-batch of more tokens than are allowed.
+
+        Raises:
+            ConfigurationError: It has more than ``max_micro_batch_tokens``.
+        """
         size, limit = batch.input_ids.numel(), self.max_micro_batch_tokens
         if limit is not None and size > limit:
             rows, width = batch.input_ids.shape

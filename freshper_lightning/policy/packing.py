@@ -50,14 +50,14 @@ class TrajectoryBatch:
     ids: Tensor
     """int64 [B]: ids in the replay buffer; -1 where there is none."""
     ages: Tensor
-    """float64 [B]: age at the draw, in units of the buffer's clock."""
+    """float64 [B]: age when the batch is handed out, in units of the buffer's clock."""
     phase: Phase = "fresh"
     total_tokens: float = 0.0
     """Trained tokens of the optimizer batch; 0 in an update that is skipped."""
     total_sequences: float = 0.0
     """Conversations of the optimizer batch; 0 in an update that is skipped."""
     proximal_log_probs: Tensor | None = None
-    """float32 [S]: the trainer before the first update of the replay epoch, where the algorithm asks for it."""
+    """float32 [S]: the trainer before the first update of the epoch; None until the epoch is prepared, if it is."""
     ends_iteration: bool = False
     """Whether this is the last micro-batch of the iteration."""
 
@@ -211,5 +211,4 @@ def _filler(phase: Phase) -> TrajectoryBatch:
         ids=zero[:0],
         ages=zeros.double()[:0],
         phase=phase,
-        proximal_log_probs=None if phase == "demonstration" else zeros,
     )

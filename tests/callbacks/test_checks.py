@@ -51,12 +51,6 @@ def _no_model_is_loaded(monkeypatch):
             {},
             r"correction='decoupled' needs at least 2 optimizer batches.*data\.batch_size=8.*=importance_sampling",
         ),
-        (
-            {"algorithm": DecoupledPPO()},
-            {"batch_size": 4},
-            {},
-            r"correction='decoupled'.*proximal.*yet; allowed: bypass, importance_sampling",
-        ),
         ({"algorithm": SFT()}, {}, {}, r"data=ReplayDataModule .*model\.algorithm=SFT.*demonstrations"),
         ({}, {"batch_size": 3}, {}, r"data\.batch_size=3 must divide rollout\.groups x rollout\.group_size = 8"),
         ({}, {"batch_size": 4, "capacity": 4}, {}, r"data\.capacity=4 must be at least one iteration \(8\)"),
