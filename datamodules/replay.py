@@ -142,6 +142,8 @@ class ReplayDataModule(LoopDataModule):
         """Time spent on preparing epochs since it was last reset."""
         self.withhold: Callable[[list[Trajectory]], list[Trajectory]] | None = None
         """Takes trajectories of a new iteration out of training, where that is asked for; returns the others."""
+        self.measure: Callable[[list[Trajectory]], Floats] | None = None
+        """Base priorities of trajectories that go into the buffer, where the priority cannot tell them by itself."""
         self.restores_tau = False
         """Whether a checkpoint's tau replaces that of the configuration, since training moves it."""
         self._fresh: Ids = np.empty(0, dtype=np.int64)
@@ -221,7 +223,8 @@ class ReplayDataModule(LoopDataModule):
         """Put this rank's trajectories of a new iteration into the buffer and make them the fresh ones."""
         kept = trajectories if self.withhold is None else self.withhold(trajectories)
         self.buffer.unpin(self._fresh)
-        self._fresh = self.buffer.add(kept, self._now(), pin=True)
+        priorities = None if self.measure is None else self.measure(kept)
+        self._fresh = self.buffer.add(kept, self._now(), priorities, pin=True)
 
     def fresh(self) -> list[Trajectory]:
         """This rank's trajectories of the present iteration."""

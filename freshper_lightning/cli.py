@@ -36,7 +36,9 @@ from freshper_lightning.strategies import FSDP2Strategy
 __all__ = ["DemonstrationsDataModule", "FSDP2Strategy", "FreshperCLI", "ReplayDataModule", "main"]
 
 COMMANDS: dict[str, Callable[..., Any]] = {
+    "encyclopedia": commands.encyclopedia,
     "export": commands.export,
+    "index": commands.index,
     "smollm2": commands.smollm2,
     "tiny": commands.tiny,
 }

@@ -6,10 +6,8 @@ import pytest
 import torch
 import yaml
 
-from freshper_lightning import commands
 from freshper_lightning.callbacks.report import read_scalars
 from freshper_lightning.cli import main
-from freshper_lightning.policy.tiny import TinySpec
 from tests.command import ROOT, TINY, environment, in_another_process, in_this_process
 
 CONFIGS = ROOT / "configs"
@@ -211,60 +209,6 @@ def test_a_refused_command_says_so_in_its_exit_code(model_path, tmp_path):
     done = in_another_process(model_path, tmp_path, "--rollout.groups=none")
     assert done.returncode == 2
     assert done.stderr.startswith("freshper: error: rollout.groups=none must be int\n")
-
-
-STACKS = {
-    "warm_start": ("base", "frozenlake", "warm_start"),
-    "freshper": ("base", "frozenlake", "freshper"),
-    "quickstart": ("base", "frozenlake", "freshper", "quickstart"),
-    "learn": ("base", "frozenlake", "freshper", "learn"),
-    "gsm8k": ("base", "freshper", "gsm8k_smollm2"),
-}
-
-
-def stacked(names):
-    return [part for name in names for part in ("-c", str(CONFIGS / f"{name}.yaml"))]
-
-
-def test_every_configuration_file_is_part_of_a_stack():
-    assert {path.stem for path in CONFIGS.glob("*.yaml")} == {name for names in STACKS.values() for name in names}
-
-
-@pytest.mark.parametrize("stack", STACKS)
-def test_every_stack_of_configuration_files_parses(capsys, stack):
-    config = printed(capsys, *stacked(STACKS[stack]), "--model.path=somewhere")
-    assert config["model"]["path"] == "somewhere"
-    assert config["trainer"]["max_epochs"] >= 1
-
-
-@pytest.fixture(scope="module")
-def lake_model(tmp_path_factory):
-    path = tmp_path_factory.mktemp("lake") / "model"
-    spec = TinySpec(hidden_size=32, layers=2, heads=2, kv_heads=1, intermediate=64, max_position=512)
-    commands.tiny(str(path), spec, episodes=20)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("stack", "smaller"),
-    [
-        ("warm_start", ["--data.episodes=8", "--data.batch_size=4"]),
-        (
-            "quickstart",
-            ["--data.batch_size=4", "--rollout.groups=1", "--rollout.group_size=4", "--data.minimum_size=4"],
-        ),
-    ],
-)
-def test_the_frozen_lake_runs_an_iteration_on_a_tiny_model(tmp_path, lake_model, stack, smaller, capsys):
-    lake = ["--rollout.environment.kwargs", '{"size": 2, "max_turns": 3}']
-    small = ["--trainer.max_epochs=1", "--evaluation.episodes=4", "--rollout.engine.name=transformers", *smaller]
-    place = [f"--trainer.logger.init_args.save_dir={tmp_path}", "--trainer.accelerator=cpu"]
-    main(["fit", *stacked(STACKS[stack]), f"--model.path={lake_model}", *lake, *small, *place])
-    scalars = read_scalars(tmp_path / "run" / "version_0")
-    phase = "demonstration" if stack == "warm_start" else "fresh"
-    assert f"update/{phase}/loss" in scalars
-    assert "success, greedy" in capsys.readouterr().out
-    assert (tmp_path / "run" / "version_0" / "checkpoints" / "last.ckpt").exists()
 
 
 MORE = {

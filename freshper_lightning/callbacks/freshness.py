@@ -11,13 +11,14 @@ from lightning import Callback, LightningModule, Trainer
 from numpy.typing import NDArray
 
 from datamodules.replay import ReplayDataModule
+from freshper_lightning.callbacks.critic import priorities_of_visit
 from freshper_lightning.callbacks.metrics import log_scalars
 from freshper_lightning.callbacks.parts import callback_of, policy_module, replay_data, summing
 from freshper_lightning.callbacks.rollout import RolloutCallback
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.module import PolicyModule, StepObservation
 from freshper_lightning.policy.packing import TrajectoryBatch, collate
-from freshper_lightning.replay import AdaptiveTau, ExponentialDecay, HeldOut, LogRatios
+from freshper_lightning.replay import AdaptiveTau, ExponentialDecay, HeldOut, LogRatios, TDError
 from freshper_lightning.replay.adaptive import LEVELS, Growth, Level
 from freshper_lightning.replay.schemes import GumbelTopK, Stratified, WholeGroups
 from freshper_lightning.rollout.seeds import stable_hash
@@ -82,7 +83,8 @@ class FreshnessCallback(Callback):
     With ``adapt`` tau follows ``alpha x tau_hat``, at the start of an iteration, after the rollout. With ``measured``
     every applied update sets the freshness of the trajectories it was trained on, fresh and replayed, to
     ``exp(-eta x divergence)`` and restarts their age, as of the moment before the update, whose policy was measured:
-    ahead of any checkpoint and of the next draw. The state is part of the checkpoint; tau is, with the data.
+    ahead of any checkpoint and of the next draw. Where the priority is the TD error, every visit rewrites it, whether
+    the update was applied or not. The state is part of the checkpoint; tau is, with the data.
 
     Its place is after RolloutCallback, whose clock it reads.
     """
@@ -209,6 +211,9 @@ class FreshnessCallback(Callback):
     ) -> None:
         """Once an optimizer batch is complete and applied, write back what all of its micro-batches showed."""
         data = replay_data(trainer)
+        if data is not None and isinstance(data.buffer.priority, TDError) and not batch.is_filler:
+            data.buffer.update_priorities(batch.ids.cpu(), priorities_of_visit(data.buffer.priority, batch))
+            data.buffer.prefetch(callback_of(trainer, RolloutCallback).clock)
         if data is None or not (self.measured or self._uses_draws(data)):
             return
         if not batch.is_filler:

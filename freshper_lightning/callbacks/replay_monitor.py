@@ -1,5 +1,6 @@
 """What the updates and the replay buffer did in an iteration, for the loggers."""
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,8 +13,9 @@ from torch import Tensor
 
 from datamodules.replay import ReplayDataModule
 from freshper_lightning.algorithms.ess import ess_ratio, ess_ratio_by_age, sequence_log_weights
+from freshper_lightning.algorithms.values import explained_variance, value_moments
 from freshper_lightning.callbacks.metrics import MetricBank, log_scalars
-from freshper_lightning.callbacks.parts import callback_of, policy_module, replay_data, summary_writers
+from freshper_lightning.callbacks.parts import callback_of, policy_module, replay_data, summary_writers, summing
 from freshper_lightning.callbacks.rollout import RolloutCallback
 from freshper_lightning.policy.module import StepObservation
 from freshper_lightning.policy.packing import TrajectoryBatch
@@ -31,7 +33,7 @@ AGE_EDGES: dict[ClockName, tuple[float, ...]] = {
 SHOWN = ("update/demonstration/loss", "update/fresh/loss", "update/replay/ess_token")
 """Metrics on the progress bar."""
 
-RENAMED = {"clipped": "clip_share"}
+RENAMED = {"clipped": "clip_share", "value_clipped": "value_clip_share"}
 
 
 @dataclass(slots=True)
@@ -110,6 +112,8 @@ class ReplayMonitor(Callback):
             self.bank.update(f"{prefix}/gradient_norm", module.gradient_norm)
         for name, pieces in current.tokens.items():
             self.bank.update(f"{prefix}/{RENAMED.get(name, name)}", torch.cat(pieces))
+        if module.algorithm.needs_critic:
+            self._count_critic(trainer, current, prefix)
         data = replay_data(trainer)
         if data is None:
             return
@@ -122,6 +126,13 @@ class ReplayMonitor(Callback):
             self.bank.update(f"{prefix}/lr_factor", module.guard_factor)
         if batch.phase == "replay":
             self._count_draw(data, current.advantages)
+
+    def _count_critic(self, trainer: Trainer, current: _OptimizerBatch, prefix: str) -> None:
+        """How much of the returns' variance values explain, over the optimizer batch on all ranks."""
+        values, returns = (torch.cat([torch.empty(0), *current.tokens.get(name, [])]) for name in ("value", "return"))
+        explained = explained_variance(summing(trainer)(value_moments(values, returns)))
+        if not math.isnan(explained):
+            self.bank.update(f"{prefix}/explained_variance", explained)
 
     def _count_effective_size(self, current: _OptimizerBatch, prefix: str, edges: Sequence[float]) -> None:
         """ESS of the behavior weights over their number: of tokens and of whole trajectories, and by age."""
