@@ -12,6 +12,7 @@ WORKERS ?= 2
 
 VENV := .venv
 VENV_BENCH := .venv-bench
+VENV_TRL := .venv-trl
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 FRESHPER := $(VENV)/bin/freshper
 export HF_HUB_OFFLINE := 1
@@ -71,8 +72,18 @@ learn: $(ENGINE_READY)  ## The same run, for up to half an hour.
 smollm2: $(VENV)/.smollm2  ## Make runs/smollm2, a real model of 135M parameters, for configs/gsm8k_smollm2.yaml.
 	$(FRESHPER) smollm2 --path runs/smollm2
 
-bench-trainer: $(VENV)/.light  ## Time and memory of the trainer's log-probability (ten minutes).
-	$(VENV)/bin/python benchmarks/trainer/log_prob.py
+# TRL in an environment of its own, without which it would choose versions for ours.
+$(VENV_TRL)/.ready: requirements/bench-trainer.txt
+	@test -x $(VENV_TRL)/bin/python || $(PYTHON) -m venv $(VENV_TRL)
+	$(VENV_TRL)/bin/python -m pip --disable-pip-version-check install --quiet torch==2.13.0
+	$(VENV_TRL)/bin/python -m pip --disable-pip-version-check install --quiet -r requirements/bench-trainer.txt
+	@touch $@
+
+# What docs/results has already is kept.
+bench-trainer: $(VENV)/.vllm $(VENV)/.smollm2 $(VENV_TRL)/.ready  ## The trainer beside TRL's (an hour); ARGS='--models tiny' for a part.
+	@test -f runs/smollm2/config.json || $(FRESHPER) smollm2 --path runs/smollm2
+	@test -f docs/results/log_prob.csv || $(VENV)/bin/python benchmarks/trainer/log_prob.py
+	$(VENV)/bin/python -m benchmarks.trainer $(ARGS)
 
 # An environment apart, for packages that nothing else needs; our own without dependencies, which the buffer does not need.
 $(VENV_BENCH)/.ready: requirements/bench-replay.txt requirements/build_torchrl.py
@@ -108,4 +119,4 @@ test-slow: $(VENV)/.vllm $(VENV)/.smollm2 $(VENV)/.dev  ## Tests that take minut
 	$(VENV)/bin/pytest -m slow
 
 clean:  ## Remove what the targets made, except results.
-	rm -rf $(VENV) $(VENV_BENCH) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV_BENCH) $(VENV_TRL) .pytest_cache .mypy_cache .ruff_cache .hypothesis
