@@ -40,7 +40,7 @@ class Picture(gymnasium.Env):
         return self.observation_space.sample(), float(action), True, False, {}
 
 
-gymnasium.register("freshper-test/Echo-v0", Echo)
+gymnasium.register("freshper-test/Repeat-v0", Echo)
 gymnasium.register("freshper-test/Picture-v0", Picture)
 
 
@@ -97,7 +97,7 @@ def test_equal_seeds_and_replies_give_equal_episodes_on_slippery_ice():
 
 
 def test_text_actions_are_taken_from_the_tag_if_the_space_has_them():
-    env = GymText("freshper-test/Echo-v0")
+    env = GymText("freshper-test/Repeat-v0")
     assert env.reset(seed=0)[0] == "Give your action as <answer>action</answer>.\n\nSay a word."
     assert env.step(answer("hello")) == (
         "Reward: 5\nYou said hello.",
