@@ -126,11 +126,12 @@ class Columns:
             return np.zeros(len(ids), np.int64), np.zeros(len(ids), np.bool_)
         # Where no row between others was ever removed, ids count up by one.
         rows = np.minimum(np.maximum(ids - self.ids[0], 0), self.end - 1)
-        found = self.ids[rows] == ids
+        # A dead row may bear the id of a live one; see :meth:`load`.
+        found = (self.ids[rows] == ids) & self.live[rows]
         if not found.all():
             rows = np.minimum(np.searchsorted(self.ids[: self.end], ids), self.end - 1)
-            found = self.ids[rows] == ids
-        return rows, found & self.live[rows]
+            found = (self.ids[rows] == ids) & self.live[rows]
+        return rows, found
 
     def stored_rows(self, ids: ArrayLike, count: int) -> tuple[Integers, Flags]:
         """Rows of those of ``count`` ids that are stored, and which of them are.

@@ -70,11 +70,12 @@ class BufferAgainstModel(RuleBasedStateMachine):
         eviction=evictions,
         threaded=st.booleans(),
         many=st.booleans(),
+        most_dead=st.sampled_from([2, 50]),
     )
-    def start(self, alpha, decay, eviction, threaded, many):
+    def start(self, alpha, decay, eviction, threaded, many, most_dead):
         self.patch, self.many, self.interval = pytest.MonkeyPatch(), many, sys.getswitchinterval()
         sys.setswitchinterval(1e-5 if many else self.interval)
-        self.patch.setattr(columns, "_MOST_DEAD", 2)  # so that rows move often
+        self.patch.setattr(columns, "_MOST_DEAD", most_dead)  # rows move often, or have holes between them for long
         self.alpha, self.decay, self.eviction, self.threaded = alpha, decay, eviction, threaded
         self.now, self.entries, self.next_id, self.draws = 0, {}, 0, 0
         self.buffer = self.new_buffer()
@@ -211,6 +212,8 @@ class BufferAgainstModel(RuleBasedStateMachine):
         assert self.buffer.ids().tolist() == list(self.entries)
         assert self.buffer.draws() == self.draws
         assert self.buffer.pinned().tolist() == [key for key, entry in self.entries.items() if entry.pinned]
+        for key, entry in self.entries.items():
+            assert self.buffer.get([key])[0].rewards.tolist() == entry.trajectory.rewards.tolist()
         expected = self.model_probabilities()
         for probabilities in self.in_threads(lambda: self.buffer.probabilities(self.reading)):
             assert_exact(probabilities, expected)

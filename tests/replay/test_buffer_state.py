@@ -6,7 +6,7 @@ import torch
 
 from freshper_lightning.replay import ExponentialDecay, Learnability, UniformPriority, columns, reshard
 from freshper_lightning.trajectory import ClockReading
-from tests.replay.builders import START, assert_same_draw, make_buffer, make_trajectory, of_rewards
+from tests.replay.builders import START, assert_same, assert_same_draw, make_buffer, make_trajectory, of_rewards
 
 
 def saved_and_loaded(state):
@@ -115,6 +115,21 @@ def test_a_restart_changes_no_bit_though_rows_have_moved_and_scales_were_renewed
     second.load_state_dict(saved_and_loaded(first.state_dict()))
     run(range(saved_after, 120), second, broken)
     assert whole == broken
+
+
+@pytest.mark.parametrize("again", [lambda state: state, saved_and_loaded], ids=["direct", "through a file"])
+@pytest.mark.parametrize("eviction", ["lowest", "fifo"])
+def test_each_id_is_found_by_itself_after_a_restart_though_others_between_have_gone(eviction, again):
+    buffer, restored = (make_buffer(capacity=4, eviction=eviction) for _ in range(2))
+    buffer.add(of_rewards(1, 5, 1.5, 6), START)
+    buffer.pin([1])
+    buffer.add(of_rewards(9, 9), START)
+    restored.load_state_dict(again(buffer.state_dict()))
+    for key in buffer.ids().tolist():
+        assert_same(restored.get([key])[0], buffer.get([key])[0])
+        assert restored.update_priorities([key], [3.0]) == restored.observe([key], [-1.0], START) == 0
+        restored.pin([key])
+    assert restored.pinned().tolist() == buffer.ids().tolist()
 
 
 def test_looking_does_not_change_what_comes():
