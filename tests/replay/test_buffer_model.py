@@ -3,6 +3,7 @@
 import io
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 
 import pytest
 import torch
@@ -212,11 +213,15 @@ class BufferAgainstModel(RuleBasedStateMachine):
         assert self.buffer.ids().tolist() == list(self.entries)
         assert self.buffer.draws() == self.draws
         assert self.buffer.pinned().tolist() == [key for key, entry in self.entries.items() if entry.pinned]
-        for key, entry in self.entries.items():
-            assert self.buffer.get([key])[0].rewards.tolist() == entry.trajectory.rewards.tolist()
         expected = self.model_probabilities()
         for probabilities in self.in_threads(lambda: self.buffer.probabilities(self.reading)):
             assert_exact(probabilities, expected)
+
+    @invariant()
+    def each_id_is_found_by_itself_here_and_in_a_copy(self):
+        for buffer in (self.buffer, deepcopy(self.buffer)):
+            for key, entry in self.entries.items():
+                assert buffer.get([key])[0].rewards.tolist() == entry.trajectory.rewards.tolist()
 
 
 BufferAgainstModel.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
