@@ -5,6 +5,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from freshper_lightning.replay.requirements import ids_of
+
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -137,9 +139,9 @@ class Columns:
         """Rows of those of ``count`` ids that are stored, and which of them are.
 
         Raises:
-            ValueError: There is another number of ids.
+            ValueError: There is another number of ids, or they are not integers.
         """
-        wanted = np.asarray(ids, np.int64)
+        wanted = ids_of(ids)
         if wanted.shape != (count,):
             raise ValueError(f"ids and values must be two sequences of one length, not {wanted.shape} and ({count},)")
         rows, stored = self.rows_of(wanted)
@@ -150,8 +152,9 @@ class Columns:
 
         Raises:
             KeyError: An id is not stored; the message names it.
+            ValueError: They are not integers in one sequence.
         """
-        wanted = np.asarray(ids, np.int64)
+        wanted = ids_of(ids)
         rows, stored = self.rows_of(wanted)
         if not stored.all():
             raise KeyError(int(wanted[~stored][0]))

@@ -139,7 +139,7 @@ def test_looking_does_not_change_what_comes():
         for buffer in (plain, watched):
             buffer.add(of_rewards(*range(1, step % 7 + 2)), now)
             if buffer is watched:
-                buffer.probabilities(now), buffer.has_mass(now), buffer.state_dict(), buffer.nbytes
+                buffer.probabilities(now), buffer.state_dict(), buffer.nbytes
         assert_same_draw(plain.sample(4, now, beta=0.4), watched.sample(4, now, beta=0.4))
 
 
