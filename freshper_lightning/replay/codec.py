@@ -142,6 +142,25 @@ def complete(flat: Bytes, sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
     return found
 
 
+def possible_turns(flat: Bytes, sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """bool [n]: which encoded trajectories, one after the other in ``flat`` and complete, have turns that can be.
+
+    Turns are non-empty, in order, behind the first token, inside the conversation, and as long as sampled tokens say.
+    """
+    starts = np.cumsum(sizes) - sizes
+    tokens, turns, sampled = _ends_of_headers(flat, starts)[0][:, :3].T
+    owner, last = np.repeat(np.arange(len(sizes)), turns), np.cumsum(turns)
+    place = np.arange(len(owner)) - (last - turns)[owner]
+    at = ((starts + _HEADER.size + 8 * turns + 4 * tokens)[owner] + 8 * place) // 4
+    numbers = flat.view(np.int32)
+    begins, ends = numbers[at].astype(np.int64), numbers[at + 1].astype(np.int64)
+    before = np.where(place == 0, 1, np.roll(ends, 1))
+    wrong = (begins < before) | (begins >= ends) | (ends > tokens[owner])
+    lengths = np.bincount(owner, ends - begins, len(sizes))
+    possible: NDArray[np.bool_] = (np.bincount(owner, wrong, len(sizes)) == 0) & (lengths == sampled)
+    return possible
+
+
 def showing(flat: Bytes, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Which encoded trajectories, one after the other in ``flat`` and complete, have images."""
     shown: NDArray[np.int64] = np.flatnonzero(_ends_of_headers(flat, np.cumsum(sizes) - sizes)[0][:, 3])

@@ -22,7 +22,7 @@ from tests.replay.builders import START, assert_same, assert_same_draw, make_buf
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
     [
-        ("capacity", 0, "an integer, at least 1"),
+        ("capacity", 0, "at least 1"),
         ("capacity", 2.5, "an integer"),
         ("capacity", float("inf"), "an integer"),
         ("capacity", True, "an integer"),
