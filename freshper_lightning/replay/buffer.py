@@ -58,7 +58,8 @@ class ReplayBuffer(Parametrised, StoredTrajectories):
             :class:`~freshper_lightning.replay.eviction.Eviction`; the oldest first by default.
         asynchronous: Whether :meth:`prefetch` evaluates priorities in a thread.
         weights: What importance weights are divided by: their maximum, or their sum (so that their mean is 1).
-        log_prob_dtype: How log-probabilities are stored; ``float16`` rounds them to a relative 2**-11.
+        log_prob_dtype: How log-probabilities are stored; ``float16`` rounds them to a relative 2**-11, or an
+            absolute 2**-25 near 0, and refuses those below -65504.
         memory_map: Folder for mapped files that hold the trajectories, for buffers larger than memory.
 
     Raises:
@@ -157,6 +158,7 @@ class ReplayBuffer(Parametrised, StoredTrajectories):
             ValueError: They exceed the capacity or the byte budget, alone or with what is pinned; they lack what the
                 priority needs, or do not keep the types of :class:`~freshper_lightning.trajectory.Trajectory`; or the
                 clock ran backwards.
+            OSError: The disk is too full for the mapped files.
         """
         self._evaluator.raise_failure()
         since = self._clock_value(now)

@@ -31,8 +31,8 @@ def reshard(states: Sequence[dict[str, Any]], shards: int) -> list[Shard]:
 
     So every trajectory keeps its share of the mass of all buffers together. Groups, which are told apart by their
     number alone, stay together, and go one by one to the buffer that has the fewest trajectories. Ids are given anew,
-    in the order of age. The number of evictions is divided, and counts of successes are divided evenly, which leaves all
-    rates as they are.
+    in the order of age. The number of evictions is divided, and counts of successes are divided evenly, which leaves
+    all rates as they are.
 
     Raises:
         ValueError: There are no states, one is damaged, they do not belong together, or ``shards`` is below 1.

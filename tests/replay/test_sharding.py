@@ -86,7 +86,7 @@ def test_evictions_of_all_runs_are_counted_on(after):
     new = [make_buffer() for _ in range(after)]
     for buffer, shard in zip(new, reshard([buffer.state_dict() for buffer in old], after), strict=True):
         buffer.load_state_dict(shard.state)
-    assert sum(buffer.evicted() for buffer in new) == sum(buffer.evicted() for buffer in old) == 7
+    assert sum(buffer.evicted() for buffer in new) == sum(buffer.evicted() for buffer in old) == 8
 
 
 def test_states_that_do_not_belong_together_are_refused():
