@@ -3,9 +3,12 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 PYTHON ?= python3
 ENGINE ?= transformers
+TASK ?= frozenlake
+METHOD ?= freshper
 SEED ?= 0
 RUN ?= runs/quickstart
 ARGS ?=
+WORKERS ?= 2
 
 VENV := .venv
 VENV_BENCH := .venv-bench
@@ -14,7 +17,7 @@ FRESHPER := $(VENV)/bin/freshper
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: quickstart learn smollm2 bench-trainer bench-replay test test-slow lint clean help
+.PHONY: quickstart learn smollm2 bench-trainer bench-replay bench-rollout test test-slow lint clean help
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -48,12 +51,12 @@ define TRAIN
 @echo "1/3 a tiny policy, untrained"
 @$(FRESHPER) tiny --path $(RUN)/base --spec.seed $(SEED)
 @echo "2/3 warm start: supervised training on demonstrations of imperfect play"
-@$(FRESHPER) fit -c configs/base.yaml -c configs/frozenlake.yaml -c configs/warm_start.yaml \
+@$(FRESHPER) fit -c configs/base.yaml -c configs/tasks/$(TASK).yaml -c configs/methods/warm_start.yaml -c configs/tasks/$(TASK)_warm_start.yaml \
   --seed_everything $(SEED) --model.path $(RUN)/base --rollout.engine.name transformers \
   --trainer.logger.init_args.save_dir $(RUN) --trainer.logger.init_args.name warm_start --trainer.logger.init_args.version ""
 @$(FRESHPER) export --checkpoint $(RUN)/warm_start/checkpoints/last.ckpt --model $(RUN)/base --path $(RUN)/policy
 @echo "3/3 reinforcement learning with FreshPER"
-@$(FRESHPER) fit -c configs/base.yaml -c configs/frozenlake.yaml -c configs/freshper.yaml -c $(1) \
+@$(FRESHPER) fit -c configs/base.yaml -c configs/tasks/$(TASK).yaml -c configs/methods/$(METHOD).yaml -c $(1) \
   --seed_everything $(SEED) --model.path $(RUN)/policy --rollout.engine.name $(ENGINE) \
   --trainer.logger.init_args.save_dir $(RUN) --trainer.logger.init_args.name freshper --trainer.logger.init_args.version ""
 endef
@@ -85,6 +88,12 @@ bench-replay: export OMP_NUM_THREADS = 1
 bench-replay: $(VENV_BENCH)/.ready  ## Speed and memory of the buffer beside others; ARGS='--sizes 1000 10000' for a part.
 	$(VENV_BENCH)/bin/python -m benchmarks.replay $(ARGS)
 
+bench-rollout: $(VENV)/.vllm $(VENV)/.smollm2  ## How much of vLLM's own speed multi-turn play reaches (ten minutes).
+	@test -d runs/bench-rollout/tiny || $(FRESHPER) tiny --path runs/bench-rollout/tiny
+	@test -d runs/smollm2 || $(FRESHPER) smollm2 --path runs/smollm2
+	$(VENV)/bin/python -m benchmarks.rollout --model runs/bench-rollout/tiny
+	$(VENV)/bin/python -m benchmarks.rollout --model runs/smollm2 --repetitions 1
+
 lint: $(VENV)/.dev  ## Style and types.
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -93,7 +102,7 @@ lint: $(VENV)/.dev  ## Style and types.
 # Tests start processes of their own, and threads of OpenMP that wait busily would contend.
 test: export OMP_NUM_THREADS = 1
 test: $(VENV)/.vllm $(VENV)/.dev lint  ## Everything that CI runs.
-	$(VENV)/bin/pytest -m "not slow" --cov=freshper_lightning --cov=datamodules --cov-report=term
+	$(VENV)/bin/pytest -n $(WORKERS) --dist loadfile -m "not slow" --cov=freshper_lightning --cov=datamodules --cov-report=term
 
 test-slow: $(VENV)/.vllm $(VENV)/.smollm2 $(VENV)/.dev  ## Tests that take minutes each.
 	$(VENV)/bin/pytest -m slow

@@ -1,20 +1,21 @@
 """Training batches from fresh rollouts and from the replay buffer, drawn when they are asked for."""
 
-import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
-from numpy.typing import NDArray
 from torch import Tensor
 
-from datamodules.loader import LoopDataModule
+from datamodules.checks import decay_of, require, require_age_of_clock, require_bytes, require_room
+from datamodules.epoch import Prepare, PreparedEpoch
+from datamodules.loader import LoopDataModule, seed_of_run
+from datamodules.optimizer_batch import Floats, Ids, OptimizerBatch, Part
 from freshper_lightning.errors import ConfigurationError
-from freshper_lightning.policy.packing import Phase, TrajectoryBatch, balanced_parts, collate
+from freshper_lightning.policy.packing import TrajectoryBatch
 from freshper_lightning.replay import (
     AbsoluteAdvantage,
     Decay,
@@ -22,7 +23,6 @@ from freshper_lightning.replay import (
     DrawScheme,
     Eviction,
     ExponentialDecay,
-    NoDecay,
     NothingToDraw,
     Priority,
     ReplayBuffer,
@@ -36,40 +36,6 @@ from freshper_lightning.replay.weights import WeightsOver
 from freshper_lightning.rollout.seeds import stable_hash
 from freshper_lightning.trajectory import ClockReading, Trajectory
 
-Ids = NDArray[np.int64]
-Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Part:
-    """This rank's part of an optimizer batch: ``n`` trajectories, and how many it counts for."""
-
-    phase: Phase
-    ids: Ids
-    items: Sequence[Trajectory]
-    weights: Floats
-    ages: Floats
-    multiplicities: Floats
-    sequences: float
-
-    @staticmethod
-    def fresh(ids: Ids, items: Sequence[Trajectory], ages: Floats) -> "_Part":
-        return _Part("fresh", ids, items, np.ones(len(ids)), ages, np.ones(len(ids)), float(len(ids)))
-
-    @staticmethod
-    def drawn(draw: Draw | None, requested: int) -> "_Part":
-        """Of ``requested`` trajectories; without a draw the update is skipped."""
-        if draw is None:
-            none = np.empty(0)
-            return _Part("replay", none.astype(np.int64), (), none, none, none, 0.0)
-        items, weights = draw.trajectories, draw.weights
-        return _Part("replay", draw.ids, items, weights, draw.ages, draw.multiplicities, float(requested))
-
-    def tokens(self) -> float:
-        """Sampled tokens, in expectation those of ``sequences`` draws from one buffer."""
-        lengths = np.array([item.num_sampled for item in self.items], np.float64)
-        return float(lengths @ self.multiplicities)
-
 
 class ReplayDataModule(LoopDataModule):
     """One iteration is ``epochs`` passes over the fresh trajectories, then ``replay_updates`` x as many replay batches.
@@ -79,6 +45,9 @@ class ReplayDataModule(LoopDataModule):
     its own buffer, and the weighted parts together have the expectation of a draw from one buffer. Where nothing, or
     too little for the kind of draw, can be drawn, the batch is empty and the update is skipped, so that the number of
     batches never changes. Fresh trajectories are pinned until those of the next iteration come in.
+
+    Where the policy has to prepare an epoch, its F batches are made when the first of them is asked for: F draws with
+    one reading of the clock, then one call of what prepares them, then the updates.
     """
 
     def __init__(
@@ -102,7 +71,7 @@ class ReplayDataModule(LoopDataModule):
         weights: WeightsOver = "max",
         log_prob_dtype: LogProbDtype = "float32",
         memory_map: str | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         """Check the settings and make the buffer.
 
@@ -111,13 +80,14 @@ class ReplayDataModule(LoopDataModule):
             epochs: Passes over the fresh trajectories of an iteration.
             replay_updates: Replay batches per fresh batch of one pass (K of the paper); 0 is on-policy training.
             capacity: Trajectories that the buffer holds (per rank).
-            max_bytes: Bytes that the buffer holds (per rank); no bound by default.
+            max_bytes: Bytes that the buffer holds (per rank), at least those of an iteration; no bound by default.
             minimum_size: Trajectories that the buffers of all ranks must hold before they are drawn from;
                 ``batch_size`` by default.
             priority: Base priority; CustomPriority names a function by its import path.
             decay: Decay of a priority with age; ``none`` (or null) is standard prioritized replay.
             clock: What age is counted in, and therefore the unit of ``tau``: ``updates``, ``iterations``, ``lr_path``
-                (sum of learning rates), ``drift`` (nats per token) or ``drift_length`` (sum of sqrt(2 x drift)).
+                (sum of learning rates), ``drift`` (nats per token) or ``drift_length`` (sum of sqrt(2 x drift)). Ages
+                that are the default of a decay or an eviction are meant for the first two and refused with the others.
             alpha: Exponent of the priority.
             beta: Exponent of the importance weights at the first update.
             beta_end: Exponent of the importance weights from ``beta_updates`` on.
@@ -130,8 +100,7 @@ class ReplayDataModule(LoopDataModule):
             weights: What importance weights are divided by: their maximum in the batch, or their sum (mean weight 1).
             log_prob_dtype: How log-probabilities are stored; ``float16`` takes half the room.
             memory_map: Folder, on a large disk, for files that hold the trajectories instead of memory.
-            seed: Seed of the draws and of the order of fresh trajectories. On the command line ``seed_everything``
-                sets it, and another value is refused.
+            seed: Seed of the draws and of the order of fresh trajectories; by default that of ``seed_everything``.
 
         Raises:
             ConfigurationError: A setting is out of range.
@@ -142,16 +111,18 @@ class ReplayDataModule(LoopDataModule):
         self.replay_updates = replay_updates
         self.minimum_size = batch_size if minimum_size is None else minimum_size
         self.beta, self.beta_end, self.beta_updates = beta, beta_end, beta_updates
-        self.seed = seed
-        self._check(capacity)
+        self.seed = seed_of_run() if seed is None else seed
+        self._check()
+        of_age = decay_of(decay)
+        require_age_of_clock(clock, of_age, eviction)
         try:
             self.buffer = ReplayBuffer(
                 capacity=capacity,
                 priority=priority,
-                decay=NoDecay() if decay is None or isinstance(decay, str) else decay,
+                decay=of_age,
                 clock=clock,
                 alpha=alpha,
-                seed=seed,
+                seed=self.seed,
                 max_bytes=max_bytes,
                 draw=draw,
                 eviction=eviction,
@@ -163,47 +134,67 @@ class ReplayDataModule(LoopDataModule):
         except ValueError as error:
             raise ConfigurationError(f"data.{error}") from error
         self.last_draw: Draw | None = None
-        """The draw of the replay batch now being trained on (this rank's part); None in a skipped update."""
+        """The draw that is now being trained on (this rank's part); None for fresh data and in a skipped update."""
         self.effective_draw = 0.0
         """Effective number of distinct trajectories in that draw, over all ranks."""
         self.seconds_sampling = 0.0
         """Time spent on drawing and collating since it was last reset."""
+        self.seconds_preparing = 0.0
+        """Time spent on preparing epochs since it was last reset."""
         self.withhold: Callable[[list[Trajectory]], list[Trajectory]] | None = None
         """Takes trajectories of a new iteration out of training, where that is asked for; returns the others."""
+        self.measure: Callable[[list[Trajectory]], Floats] | None = None
+        """Base priorities of trajectories that go into the buffer, where the priority cannot tell them by itself."""
         self.restores_tau = False
         """Whether a checkpoint's tau replaces that of the configuration, since training moves it."""
         self._fresh: Ids = np.empty(0, dtype=np.int64)
         self._batches_per_epoch: int | None = None
         self._now: Callable[[], ClockReading] = ClockReading
+        self._prepare: Prepare | None = None
+        self._epoch = PreparedEpoch({})
 
-    def _check(self, capacity: int) -> None:
-        _require("batch_size", self.batch_size, self.batch_size >= 1, "at least 1")
-        _require("epochs", self.epochs, self.epochs >= 0, "at least 0")
-        _require("replay_updates", self.replay_updates, self.replay_updates >= 0, "at least 0")
-        _require("epochs", self.epochs, self.epochs + self.replay_updates >= 1, "at least 1 where replay_updates is 0")
-        _require("beta", self.beta, 0 <= self.beta <= 1, "in [0, 1]")
-        _require("beta_end", self.beta_end, 0 <= self.beta_end <= 1, "in [0, 1]")
-        _require("beta_updates", self.beta_updates, self.beta_updates >= 1, "at least 1")
-        _require("capacity", capacity, capacity >= self.batch_size, f"at least batch_size={self.batch_size}")
-        _require("minimum_size", self.minimum_size, 1 <= self.minimum_size <= capacity, f"in [1, capacity={capacity}]")
+    def _check(self) -> None:
+        require("batch_size", self.batch_size, self.batch_size >= 1, "at least 1")
+        require("epochs", self.epochs, self.epochs >= 0, "at least 0")
+        require("replay_updates", self.replay_updates, self.replay_updates >= 0, "at least 0")
+        require("epochs", self.epochs, self.epochs + self.replay_updates >= 1, "at least 1 where replay_updates is 0")
+        require("beta", self.beta, 0 <= self.beta <= 1, "in [0, 1]")
+        require("beta_end", self.beta_end, 0 <= self.beta_end <= 1, "in [0, 1]")
+        require("beta_updates", self.beta_updates, self.beta_updates >= 1, "at least 1")
+        require("minimum_size", self.minimum_size, self.minimum_size >= 1, "at least 1")
 
-    def bind(self, trajectories_per_iteration: int, now: Callable[[], ClockReading], group_size: int = 1) -> None:
-        """Tell the size of an iteration (over all ranks), where to read the clock, and the size of a group.
+    def bind(
+        self,
+        trajectories_per_iteration: int,
+        now: Callable[[], ClockReading],
+        group_size: int = 1,
+        prepare: Prepare | None = None,
+        longest: int = 0,
+    ) -> None:
+        """Tell what the other parts of the run know.
+
+        Args:
+            trajectories_per_iteration: Over all ranks.
+            now: Where to read the clock.
+            group_size: Members of a group.
+            prepare: What prepares an epoch, where it has to be prepared.
+            longest: Tokens that a trajectory may have.
 
         Raises:
-            ConfigurationError: The sizes do not divide.
+            ConfigurationError: The sizes do not divide, or the buffer has no room for an iteration.
         """
         size = trajectories_per_iteration
         if size % self.batch_size:
             raise ConfigurationError(
                 f"data.batch_size={self.batch_size} must divide rollout.groups x rollout.group_size = {size}"
             )
-        _require("capacity", self.buffer.capacity, self.buffer.capacity >= size, f"at least one iteration ({size})")
+        require_room(self.buffer.capacity, self.minimum_size, size, self._world_size)
+        require_bytes(self.buffer.max_bytes, size, self._world_size, longest)
         self._bind_groups(group_size)
         if self._world_size > 1:
             assert self.trainer is not None
             self.buffer.seed = stable_hash("replay draws", self.seed, self.trainer.global_rank)
-        self._batches_per_epoch, self._now = size // self.batch_size, now
+        self._batches_per_epoch, self._now, self._prepare = size // self.batch_size, now, prepare
 
     def _bind_groups(self, group_size: int) -> None:
         scheme = self.buffer.scheme
@@ -241,7 +232,8 @@ class ReplayDataModule(LoopDataModule):
         """Put this rank's trajectories of a new iteration into the buffer and make them the fresh ones."""
         kept = trajectories if self.withhold is None else self.withhold(trajectories)
         self.buffer.unpin(self._fresh)
-        self._fresh = self.buffer.add(kept, self._now(), pin=True)
+        priorities = None if self.measure is None else self.measure(kept)
+        self._fresh = self.buffer.add(kept, self._now(), priorities, pin=True)
 
     def fresh(self) -> list[Trajectory]:
         """This rank's trajectories of the present iteration."""
@@ -249,27 +241,47 @@ class ReplayDataModule(LoopDataModule):
 
     def optimizer_batch(self, update: int) -> list[TrajectoryBatch]:
         """The micro-batches of the iteration's ``update``-th optimizer batch, on this rank."""
+        batch = self._batch(update) if self._prepare is None else self._prepared_batch(update)
+        self.last_draw, self.effective_draw = batch.draw, batch.effective_draw
+        return batch.micro_batches
+
+    def _batch(self, update: int) -> OptimizerBatch:
         start = time.perf_counter()
         fresh = update < self.epochs * self.batches_per_epoch
-        part = self._fresh_part(update) if fresh else self._replay_part()
-        micro_batches = self._split(part)
+        part = self._fresh_part(update) if fresh else Part.drawn(self._draw(), self._share)
+        batch = part.split(self.micro_batches, self._reduce)
         self.seconds_sampling += time.perf_counter() - start
-        return micro_batches
+        return batch
 
-    def _fresh_part(self, update: int) -> _Part:
+    def _prepared_batch(self, update: int) -> OptimizerBatch:
+        """One of those that were drawn for the whole epoch; the ages are those of now, as the current policy's are."""
+        first, index = update - update % self.batches_per_epoch, update % self.batches_per_epoch
+        if index == 0:
+            self._epoch = self._prepared_epoch(range(first, first + self.batches_per_epoch))
+        batch = self._epoch.take(index)
+        for micro_batch in batch.micro_batches:
+            micro_batch.ages = torch.from_numpy(self._ages(micro_batch.ids.numpy()))
+        return batch
+
+    def _prepared_epoch(self, updates: range) -> PreparedEpoch:
+        assert self._prepare is not None
+        batches = [self._batch(update) for update in updates]
+        start = time.perf_counter()
+        self._prepare([micro_batch for batch in batches for micro_batch in batch.micro_batches])
+        self.seconds_preparing += time.perf_counter() - start
+        return PreparedEpoch(dict(enumerate(batches)))
+
+    def _fresh_part(self, update: int) -> Part:
         epoch, index = divmod(update, self.batches_per_epoch)
         key = stable_hash("fresh order", self.seed, self._now().iteration, epoch)
         order = np.random.default_rng(key).permutation(self._fresh)
         ids = np.array_split(order, self.batches_per_epoch)[index]
-        ages = self.buffer.ages(self._now())[np.searchsorted(self.buffer.ids(), ids)]
-        return _Part.fresh(ids, self.buffer.get(ids), ages)
+        return Part.fresh(ids, self.buffer.get(ids), self._ages(ids))
 
-    def _replay_part(self) -> _Part:
-        self.last_draw = draw = self._draw()
-        total, squares = (0.0, 0.0) if draw is None else draw.weight_sums()
-        sums = self._reduce(torch.tensor([total, squares], dtype=torch.float64))
-        self.effective_draw = float(sums[0] ** 2 / sums[1]) if draw is not None else 0.0
-        return _Part.drawn(draw, self._share)
+    def _ages(self, ids: Ids) -> Floats:
+        """float64 [n]: ages of stored trajectories by the clock of now."""
+        ages: Floats = self.buffer.ages(self._now())[np.searchsorted(self.buffer.ids(), ids)].astype(np.float64)
+        return ages
 
     def _draw(self) -> Draw | None:
         """This rank's part of one draw; None on every rank where there is nothing, or too little, to draw from."""
@@ -281,21 +293,6 @@ class ReplayDataModule(LoopDataModule):
             return self.buffer.sample(self._share, self._now(), self.current_beta(), gather)
         except NothingToDraw:
             return None
-
-    def _split(self, part: _Part) -> list[TrajectoryBatch]:
-        totals = self._reduce(torch.tensor([part.tokens(), part.sequences], dtype=torch.float64))
-        micro_batches = []
-        for members in balanced_parts([item.num_tokens for item in part.items], self.micro_batches):
-            batch = collate(
-                [part.items[i] for i in members],
-                phase=part.phase,
-                importance_weights=torch.from_numpy(part.weights[members]),
-                ids=torch.from_numpy(part.ids[members]),
-                ages=torch.from_numpy(part.ages[members].astype(np.float64)),
-            )
-            batch.total_tokens, batch.total_sequences = float(totals[0]), float(totals[1])
-            micro_batches.append(batch)
-        return micro_batches
 
     @property
     def _world_size(self) -> int:
@@ -323,12 +320,13 @@ class ReplayDataModule(LoopDataModule):
         return rows
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and primitives: the buffer (under ``buffer``), which of its entries are fresh, and tau."""
+        """Tensors and primitives: the buffer (under ``buffer``), its fresh entries, tau, and the prepared batches."""
         decay = self.buffer.decay
         return {
             "buffer": self.buffer.state_dict(),
             "fresh": torch.from_numpy(self._fresh.copy()),
             "tau": decay.tau if isinstance(decay, ExponentialDecay) else None,
+            "epoch": self._epoch.state_dict(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -350,12 +348,8 @@ class ReplayDataModule(LoopDataModule):
         if not np.isin(fresh, self.buffer.ids()).all():
             raise ConfigurationError("the checkpoint is damaged: trajectories of its iteration are not in its buffer")
         self._fresh = fresh
+        self._epoch = PreparedEpoch.restored(state_dict.get("epoch", {}), self.buffer)
 
     def teardown(self, stage: str) -> None:
         """Stop the buffer's thread."""
         self.buffer.close()
-
-
-def _require(key: str, value: float, holds: bool, allowed: str) -> None:
-    if not holds or not math.isfinite(value):
-        raise ConfigurationError(f"data.{key}={value} must be {allowed}")

@@ -109,7 +109,8 @@ def _link_atomically(link: Path, target: str) -> None:
 def save_last_good(trainer: Trainer, loader: IterationLoader) -> Path:
     """Save ``last_good.ckpt`` out of an exception in the middle of an update; a collective. Returns its path.
 
-    The interrupted optimizer batch counts as not begun: fresh data come again, and a replay batch is a new draw.
+    The interrupted optimizer batch counts as not begun: fresh data come again, and so does what was drawn for a whole
+    epoch that has begun; any other replay batch is a new draw.
     """
     progress = trainer.fit_loop.epoch_loop.batch_progress
     unfinished = progress.current.completed % trainer.accumulate_grad_batches

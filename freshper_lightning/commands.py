@@ -1,6 +1,8 @@
 """Commands beside training: building models and writing them out."""
 
+import importlib
 from pathlib import Path
+from types import ModuleType
 
 from freshper_lightning.checkpoint import read_file
 from freshper_lightning.errors import ConfigurationError
@@ -9,22 +11,40 @@ from freshper_lightning.policy.lora import LoraSettings
 from freshper_lightning.policy.module import export_policy
 from freshper_lightning.policy.net import PolicyNet
 from freshper_lightning.policy.tiny import TinySpec, build_tiny, train_tokenizer
+from freshper_lightning.retrieval import build_index
 
 
-def tiny(path: str, spec: TinySpec = TinySpec(), vocabulary: int = 512, episodes: int = 200) -> None:
-    """Build a tiny language model for FrozenLake, with a tokenizer trained on what is said in the game.
+def tiny(
+    path: str,
+    spec: TinySpec = TinySpec(),
+    vocabulary: int = 512,
+    episodes: int = 200,
+    task: str = "freshper_lightning.envs.frozen_lake",
+) -> None:
+    """Build a tiny language model for one task, with a tokenizer trained on what is said in it.
 
     Args:
         path: Folder to write the Hugging Face checkpoint to.
         spec: Architecture and seed; about one million parameters by default.
         vocabulary: Tokens, the 256 bytes included.
         episodes: Episodes whose texts the tokenizer is trained on.
+        task: Module of the environment, with ``corpus(n, seed)``, what is said in n episodes, and ``ISOLATE``, a
+            regular expression for what stays in tokens of its own.
     """
-    from freshper_lightning.envs.frozen_lake import ISOLATE, corpus
-
-    tokenizer = train_tokenizer(corpus(episodes, seed=0), vocabulary, ISOLATE)
+    module = _task(task)
+    tokenizer = train_tokenizer(module.corpus(episodes, seed=0), vocabulary, module.ISOLATE)
     build_tiny(path, spec, tokenizer)
     print(f"tiny model with a vocabulary of {len(tokenizer)} tokens in {path}")
+
+
+def _task(name: str) -> ModuleType:
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(f"task={name!r} cannot be imported: {error}") from error
+    if not (hasattr(module, "corpus") and hasattr(module, "ISOLATE")):
+        raise ConfigurationError(f"task={name!r} must be a module with corpus and ISOLATE, as frozen_lake has them")
+    return module
 
 
 def export(checkpoint: str, model: str, path: str) -> None:
@@ -59,3 +79,29 @@ def smollm2(path: str, dtype: SavedPrecision = "float32") -> None:
     """
     convert_gguf(bundled_gguf(SMOLLM2_MODULE), path, dtype)
     print(f"SmolLM2-135M-Instruct as a Hugging Face checkpoint in {path}")
+
+
+def index(corpus: str, path: str, text_field: str = "contents", title_field: str = "") -> None:
+    """Make the BM25 index of a corpus, for ``rollout.environment.kwargs.index`` of a search task.
+
+    Args:
+        corpus: JSONL file of documents.
+        path: Folder to write the index to.
+        text_field: Holds the document, title in its first line.
+        title_field: Holds the title where it stands apart.
+    """
+    print(f"index of {build_index(corpus, path, text_field, title_field)} documents in {path}")
+
+
+def encyclopedia(path: str, train: int = 180, heldout: int = 120, seed: int = 0) -> None:
+    """Make up an encyclopedia with one- and two-hop questions for configs/tasks/search.yaml.
+
+    Args:
+        path: Folder to write corpus, index and questions to.
+        train: People that training questions are about.
+        heldout: People that held-out questions are about; nobody is in both.
+        seed: Decides everything.
+    """
+    from freshper_lightning.envs.encyclopedia import write_encyclopedia
+
+    print(f"encyclopedia of {write_encyclopedia(path, train, heldout, seed)} pages in {path}")

@@ -1,4 +1,5 @@
 import logging
+import os
 import warnings
 
 import pytest
@@ -16,3 +17,10 @@ def model_path(tmp_path_factory):
 def _quiet_lightning():
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
+
+
+@pytest.fixture(autouse=True)
+def _the_seed_of_a_run_ends_with_it():
+    """Lightning leaves it in the environment, where processes that a later test starts would take it for theirs."""
+    yield
+    os.environ.pop("PL_GLOBAL_SEED", None)

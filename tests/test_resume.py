@@ -20,6 +20,8 @@ WHEN = {
 }
 """Trigger, checkpoint after which the process is killed, and updates then; an iteration has 6, of which 2 are fresh."""
 
+DECOUPLED = "--model.algorithm=DecoupledPPO"
+
 
 def killing(after, within=False):
     plugin = {"class_path": "tests.command.KillingCheckpointIO", "init_args": {"after": after, "within": within}}
@@ -82,6 +84,24 @@ def test_a_run_that_is_killed_and_resumed_ends_as_the_uninterrupted_one(
     (checkpoint,) = (tmp_path / "run" / "checkpoints").glob(f"*step={step}.ckpt")
     in_this_process(monkeypatch, model_path, tmp_path, SAVE_AT_END, trigger, f"--ckpt_path={checkpoint}")
     assert_ended_alike(tmp_path, uninterrupted)
+
+
+def test_a_run_that_is_killed_inside_epochs_goes_on_with_their_draws_and_their_proximal_policies(
+    tmp_path, monkeypatch, model_path
+):
+    """After one of the two updates of an epoch of replay, then of one of fresh data."""
+    once, twice, short = tmp_path / "once", tmp_path / "twice", "--trainer.max_epochs=2"
+    in_this_process(monkeypatch, model_path, once, SAVE_AT_END, DECOUPLED, short)
+    settings = ("--checkpoint.every_n_train_steps=1", DECOUPLED, short)
+    resume = ()
+    for after, name in ((3, "epoch=0-step=3.ckpt"), (4, "epoch=1-step=7.ckpt")):
+        killed = in_another_process(model_path, twice, *settings, killing(after), *resume)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        path = twice / "run" / "checkpoints" / name
+        assert list(torch.load(path, weights_only=True)["ReplayDataModule"]["epoch"]) == [0, 1]
+        resume = (f"--ckpt_path={path}",)
+    in_this_process(monkeypatch, model_path, twice, SAVE_AT_END, *settings, *resume)
+    assert_ended_alike(twice, once)
 
 
 def test_a_run_may_be_killed_more_than_once(tmp_path, monkeypatch, model_path, uninterrupted):

@@ -1,4 +1,4 @@
-"""Adapters and bfloat16 with parameters sharded over two ranks."""
+"""Adapters, bfloat16 and prepared epochs with parameters sharded over two ranks."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ RANKS = 2
 def folder(tmp_path_factory, model_path):
     """What each of two ranks saw of each variant, and what one process saw."""
     folder = tmp_path_factory.mktemp("variants")
-    for ranks, variants in ((RANKS, ("lora", "bf16")), (1, ("lora", "plain"))):
+    for ranks, variants in ((RANKS, ("lora", "bf16", "decoupled", "lost")), (1, ("lora", "plain", "decoupled"))):
         in_processes(model_path, folder, ranks, *variants)
     return folder
 
@@ -45,6 +45,9 @@ def test_sharded_adapters_train_as_those_of_one_process_and_merge_alike(folder, 
     one, other = seen(folder, "lora")
     (alone,) = seen(folder, "lora", 1)
     assert_one_policy(one, other)
+    for name, value in alone["start"].items():
+        assert torch.equal(one["start"][name], value)
+    assert sorted(one["tokens"] + other["tokens"]) == sorted(alone["tokens"])
     torch.testing.assert_close(one["norms"], alone["norms"], rtol=1e-4, atol=0)
     for name, value in alone["merged"].items():
         torch.testing.assert_close(one["merged"][name], value, rtol=0, atol=1e-6)
@@ -71,3 +74,31 @@ def test_bfloat16_ranks_keep_float32_weights_and_differ_by_rounding(folder):
     assert 1e-6 < gap < 0.02
     assert one["norms"][0] != exact["norms"][0]
     assert one["norms"][0] == pytest.approx(exact["norms"][0], rel=0.02)
+
+
+def gaps(rank):
+    """Largest distance from 1 of the ratio of current to proximal policy in each update, of two micro-batches."""
+    ratios = [metrics["ratio"] for metrics in rank["metrics"]]
+    return [float((torch.cat(ratios[i : i + 2]) - 1).abs().max()) for i in range(0, len(ratios), 2)]
+
+
+def test_decoupled_updates_of_two_ranks_are_those_of_one_process(folder):
+    """Fresh batches, of two epochs of two updates, have the same trajectories in both; draws have not."""
+    one, other = seen(folder, "decoupled")
+    (alone,) = seen(folder, "decoupled", 1)
+    assert_one_policy(one, other)
+    assert len(one["norms"]) == len(alone["norms"]) == 8
+    torch.testing.assert_close(one["norms"][:4], alone["norms"][:4], rtol=1e-4, atol=0)
+    for rank in (one, other, alone):
+        found = gaps(rank)
+        assert max(found[::2]) < 1e-6
+        assert min(found[1::2]) > 1e-4
+    torch.testing.assert_close(max(gaps(one)[1], gaps(other)[1]), gaps(alone)[1], rtol=1e-3, atol=1e-6)
+
+
+def test_a_rank_without_trajectories_goes_along_in_the_preparation_of_every_epoch(folder):
+    full, empty = seen(folder, "lost")
+    assert_one_policy(full, empty)
+    assert len(full["norms"]) == len(empty["norms"]) == 8
+    assert all(len(metrics["ratio"]) == 1 for metrics in empty["metrics"])
+    assert max(gaps(full)[::2]) < 1e-6 < min(gaps(full)[1::2])

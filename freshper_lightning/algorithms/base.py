@@ -31,8 +31,12 @@ class Algorithm(ABC):
         return False
 
     def needs_proximal(self) -> bool:
-        """Whether the loss reads ``proximal_log_probs``, so that a replay epoch has to be drawn before it begins."""
+        """Whether the loss reads ``proximal_log_probs``."""
         return False
+
+    def needs_preparation(self) -> bool:
+        """Whether the policy has to see all batches of an epoch before its first update."""
+        return self.needs_proximal() or self.needs_critic
 
     def needs_entropy(self) -> bool:
         """Whether the loss reads ``entropy`` and its gradient."""

@@ -1,15 +1,19 @@
 """What a draw hands out."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from freshper_lightning.replay.columns import Floats, Integers
 from freshper_lightning.trajectory import Trajectory
+
+COLUMNS = ("ids", "probabilities", "weights", "ages", "multiplicities")
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +45,16 @@ class Draw:
         """A copy, and a draw that was pickled, has its trajectories with it and needs no buffer."""
         numbers = self.ids, self.probabilities, self.weights, self.ages, self.multiplicities
         return Draw, (*numbers, _nothing, nullcontext(), list(self.trajectories))
+
+    @classmethod
+    def of(cls, columns: Mapping[str, Tensor], read: Callable[[Integers], tuple[Trajectory, ...]]) -> "Draw":
+        """The draw that :meth:`columns` was taken of; ``read`` finds its trajectories."""
+        ids, probabilities, weights, ages, multiplicities = (columns[name].numpy() for name in COLUMNS)
+        return cls(ids, probabilities, weights, ages, multiplicities, read, nullcontext())
+
+    def columns(self) -> dict[str, Tensor]:
+        """Copies of the five arrays, by name."""
+        return {name: torch.tensor(getattr(self, name)) for name in COLUMNS}
 
     @property
     def trajectories(self) -> tuple[Trajectory, ...]:

@@ -2,18 +2,25 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 from freshper_lightning.envs.protocol import TextEnv, make_text_env
 from freshper_lightning.rollout.conversation import ChatFormat
 from freshper_lightning.rollout.engine import Completion, GenerationRequest, RolloutEngine
-from freshper_lightning.rollout.episode import MIN_ROOM, Episode, EpisodeError, EpisodePlan
+from freshper_lightning.rollout.episode import MIN_ROOM, Episode, EpisodeError, EpisodePlan, Opening, Outcome, reset
 from freshper_lightning.rollout.sampling import SamplingConfig
 from freshper_lightning.trajectory import ClockReading, Trajectory
 
 log = logging.getLogger(__name__)
+
+Play = Literal["lock_step", "streaming"]
+
+
+class TooManyFailuresError(RuntimeError):
+    """Environments lost more episodes than they may; the first failure is the cause."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,8 @@ class Collection:
 
     trajectories: list[Trajectory] = field(default_factory=list)
     """Finished episodes in the order of their plans."""
+    scores: list[dict[str, float]] = field(default_factory=list)
+    """What the environments measured in these episodes beside the reward, in the same order."""
     failures: list[str] = field(default_factory=list)
     """One line for each episode that its environment lost."""
     num_dropped: int = 0
@@ -54,7 +63,12 @@ class Collection:
 
 
 class Collector:
-    """Plays episodes in lock-step: one reply of every running episode, then one step of every environment.
+    """Plays episodes with one engine, in lock-step or streaming.
+
+    In lock-step every running episode is given a reply and then every environment makes a step, so that equal weights
+    and plans give equal episodes. Streaming, an environment that is ready is given its next reply at once while others
+    are still busy; which requests share a batch then depends on time, and with them the rounding of log-probabilities
+    and now and then a token.
 
     Every plan gives exactly one :class:`Trajectory`, unless the environment fails for it or for another member of its
     group: statistics of a group need all of its members. An episode ends when its environment says so, or as truncated
@@ -68,6 +82,8 @@ class Collector:
         format_penalty: At most 0; added to a trajectory's ``format_penalty``, never to its rewards, per invalid reply.
         max_context: Bound on the tokens of a conversation.
         max_failure_share: Largest share of the planned episodes that an environment may lose by raising.
+        play: ``lock_step`` or ``streaming``.
+        threads: Streaming: how many environments may be busy at the same time.
 
     Raises:
         ValueError: An argument is out of range, or the environment cannot be made or does not speak text.
@@ -82,7 +98,13 @@ class Collector:
         format_penalty: float,
         max_context: int,
         max_failure_share: float = 0.1,
+        play: Play = "lock_step",
+        threads: int = 32,
     ) -> None:
+        if play not in get_args(Play):
+            raise ValueError(f"play must be one of {', '.join(get_args(Play))}, not {play!r}")
+        if threads < 1:
+            raise ValueError(f"threads must be at least 1, not {threads}")
         if not format_penalty <= 0:
             raise ValueError(f"format_penalty must be at most 0, not {format_penalty}")
         if not 0 <= max_failure_share <= 1:
@@ -91,6 +113,7 @@ class Collector:
             raise ValueError(f"max_context must be above {MIN_ROOM}, not {max_context}")
         self.engine, self.chat, self.environment, self.sampling = engine, chat, environment, sampling
         self.format_penalty, self.max_failure_share, self.max_context = format_penalty, max_failure_share, max_context
+        self.play, self.threads = play, threads
         self._envs: dict[int, TextEnv] = {0: self._make_env()}
 
     def collect(
@@ -109,17 +132,16 @@ class Collector:
             progress: Told how many more episodes have ended, each time that some have.
 
         Raises:
-            RuntimeError: More than ``max_failure_share`` of the episodes failed; the first failure is the cause.
+            TooManyFailuresError: More than ``max_failure_share`` of the episodes failed.
         """
-        run = _Run(self, len(plans), self.sampling.temperature if temperature is None else temperature)
-        run.start(plans)
-        ended = 0
-        while running := run.running():
-            run.turn(running)
-            now = len(plans) - len(run.running())
-            if progress is not None and now > ended:
-                progress(now - ended)
-            ended = now
+        temperature = self.sampling.temperature if temperature is None else temperature
+        run = Run(self, plans, temperature, progress or (lambda ended: None))
+        if self.play == "streaming":
+            from freshper_lightning.rollout.streaming import stream
+
+            stream(run, self.threads)
+        else:
+            run.in_lock_step()
         return run.finished(born)
 
     def close(self) -> None:
@@ -130,64 +152,64 @@ class Collector:
     def _make_env(self) -> TextEnv:
         return make_text_env(self.environment.id, self.environment.kwargs)
 
-    def _env(self, slot: int) -> TextEnv:
+    def env(self, slot: int) -> TextEnv:
+        """The environment of a slot, made when it is first asked for."""
         if slot not in self._envs:
             self._envs[slot] = self._make_env()
         return self._envs[slot]
 
-    def _discard(self, slot: int) -> None:
+    def discard(self, slot: int) -> None:
         """Forget an environment that raised: nothing is known about its state."""
         del self._envs[slot]
 
 
-class _Run:
+class Run:
     """The state of one :meth:`Collector.collect`; slots are positions in the plans."""
 
-    def __init__(self, collector: Collector, num_plans: int, temperature: float) -> None:
+    def __init__(
+        self,
+        collector: Collector,
+        plans: Sequence[EpisodePlan],
+        temperature: float,
+        progress: Callable[[int], None],
+    ) -> None:
         self.collector = collector
-        self.num_plans = num_plans
+        self.plans = plans
         self.temperature = temperature
         self.collection = Collection()
         self.episodes: dict[int, Episode] = {}
-        self.failed_groups: set[int] = set()
-        self.first_error: EpisodeError | None = None
+        self._progress, self._reported = progress, 0
+        self._lost: set[int] = set()
+        self._failed_groups: set[int] = set()
+        self._first_error: EpisodeError | None = None
 
-    def start(self, plans: Sequence[EpisodePlan]) -> None:
-        collector = self.collector
-        for slot, plan in enumerate(plans):
-            try:
-                env = collector._env(slot)
-                self.episodes[slot] = Episode.start(plan, env, collector.chat, collector.max_context)
-            except EpisodeError as error:
-                self._fail(slot, plan, error)
+    def in_lock_step(self) -> None:
+        """Play all episodes to their ends, turn by turn."""
+        for slot, plan in enumerate(self.plans):
+            with self.lost_to_an_error(slot):
+                self.begin(slot, reset(self.collector.env(slot), plan))
+        while running := [slot for slot in self.episodes if self.runs(slot)]:
+            began = time.perf_counter()
+            completions = self.collector.engine.generate([self.request(slot) for slot in running])
+            self.collection.seconds_generating += time.perf_counter() - began
+            for slot, completion in zip(running, completions, strict=True):
+                reply = self.take(slot, completion)
+                with self.lost_to_an_error(slot):
+                    self.settle(slot, self.episodes[slot].play(reply))
+            self.report_ended()
 
-    def running(self) -> list[int]:
-        """Slots of the episodes that go on; the rest of a failed group does not."""
-        return [
-            slot
-            for slot, episode in self.episodes.items()
-            if episode.running and episode.plan.group not in self.failed_groups
-        ]
+    def begin(self, slot: int, opening: Opening) -> None:
+        """Open the conversation of an environment that has been reset."""
+        chat, max_context = self.collector.chat, self.collector.max_context
+        self.episodes[slot] = Episode.start(self.plans[slot], self.collector.env(slot), opening, chat, max_context)
 
-    def turn(self, slots: Sequence[int]) -> None:
-        """One reply for every slot, then one step of every environment."""
-        began = time.perf_counter()
-        completions = self.collector.engine.generate([self._request(slot) for slot in slots])
-        self.collection.seconds_generating += time.perf_counter() - began
-        for slot, completion in zip(slots, completions, strict=True):
-            self._advance(slot, completion)
+    def runs(self, slot: int) -> bool:
+        """Whether the episode goes on; the rest of a failed group does not."""
+        episode = self.episodes.get(slot)
+        return episode is not None and episode.running and episode.plan.group not in self._failed_groups
 
-    def finished(self, born: ClockReading) -> Collection:
-        collector, collection = self.collector, self.collection
-        whole = [episode for episode in self.episodes.values() if episode.plan.group not in self.failed_groups]
-        collection.num_dropped = len(self.episodes) - len(whole)
-        collection.trajectories = [
-            episode.trajectory(born, collector.environment.id, collector.format_penalty) for episode in whole
-        ]
-        collection.transcript = whole[0].conversation.text() if whole else ""
-        return collection
-
-    def _request(self, slot: int) -> GenerationRequest:
+    def request(self, slot: int) -> GenerationRequest:
+        """What the engine is asked for next."""
         episode = self.episodes[slot]
         return GenerationRequest(
             request_id=slot,
@@ -197,28 +219,62 @@ class _Run:
             seed=episode.seed,
         )
 
-    def _advance(self, slot: int, completion: Completion) -> None:
-        collection, episode = self.collection, self.episodes[slot]
-        collection.num_sampled_tokens += len(completion.token_ids)
-        try:
-            step = episode.advance(completion)
-        except EpisodeError as error:
-            del self.episodes[slot]
-            self._fail(slot, episode.plan, error)
-            return
-        collection.num_env_steps += 1
-        collection.num_valid += step.valid
-        collection.num_effective += step.effective
+    def take(self, slot: int, completion: Completion) -> str:
+        """The reply as text, once it is part of the conversation."""
+        self.collection.num_sampled_tokens += len(completion.token_ids)
+        return self.episodes[slot].take(completion)
 
-    def _fail(self, slot: int, plan: EpisodePlan, error: EpisodeError) -> None:
+    def settle(self, slot: int, outcome: Outcome) -> None:
+        """Count what the environment made of a reply and go on with the conversation."""
+        self.episodes[slot].settle(outcome)
+        self.collection.num_env_steps += 1
+        self.collection.num_valid += outcome.step.valid
+        self.collection.num_effective += outcome.step.effective
+
+    def report_ended(self) -> None:
+        """Tell how many more episodes have ended or were lost."""
+        begun = self.episodes.keys() | self._lost
+        ended = sum(not self.runs(slot) for slot in begun)
+        if ended > self._reported:
+            self._progress(ended - self._reported)
+        self._reported = ended
+
+    def finished(self, born: ClockReading) -> Collection:
+        """The collection, whole groups only."""
+        collector, collection = self.collector, self.collection
+        episodes = [self.episodes[slot] for slot in sorted(self.episodes)]
+        whole = [episode for episode in episodes if episode.plan.group not in self._failed_groups]
+        collection.num_dropped = len(episodes) - len(whole)
+        collection.trajectories = [
+            episode.trajectory(born, collector.environment.id, collector.format_penalty) for episode in whole
+        ]
+        collection.scores = [episode.scores for episode in whole]
+        collection.transcript = whole[0].conversation.text() if whole else ""
+        return collection
+
+    @contextmanager
+    def lost_to_an_error(self, slot: int) -> Iterator[None]:
+        """Drop the episode, and with it its group, where the body raises an :class:`EpisodeError`.
+
+        Raises:
+            TooManyFailuresError: More episodes are lost than may be.
+        """
+        try:
+            yield
+        except EpisodeError as error:
+            self._lose(slot, error)
+
+    def _lose(self, slot: int, error: EpisodeError) -> None:
         log.error("%s", error, exc_info=error)
-        self.collector._discard(slot)
-        self.failed_groups.add(plan.group)
+        self.collector.discard(slot)
+        self.episodes.pop(slot, None)
+        self._lost.add(slot)
+        self._failed_groups.add(self.plans[slot].group)
         self.collection.failures.append(str(error))
-        self.first_error = self.first_error or error
+        self._first_error = self._first_error or error
         failures, allowed = len(self.collection.failures), self.collector.max_failure_share
-        if failures > allowed * self.num_plans:
-            raise RuntimeError(
-                f"{failures} of {self.num_plans} episodes of {self.collector.environment.id} failed, more than "
-                f"max_failure_share {allowed} allows; the first: {self.first_error}"
-            ) from self.first_error
+        if failures > allowed * len(self.plans):
+            raise TooManyFailuresError(
+                f"{failures} of {len(self.plans)} episodes of {self.collector.environment.id} failed, more than "
+                f"max_failure_share {allowed} allows; the first: {self._first_error}"
+            ) from self._first_error

@@ -62,8 +62,11 @@ class RolloutEngine(ABC):
         """
 
     @abstractmethod
-    def poll(self) -> list[Completion]:
-        """Make progress and return what has finished since the last call; empty only when nothing is under way."""
+    def poll(self, wait: bool = True) -> list[Completion]:
+        """Make progress and return what has finished since the last call; empty only when nothing is under way.
+
+        Without ``wait`` the engine makes one step, and may return nothing although requests are under way.
+        """
 
     def generate(self, requests: Iterable[GenerationRequest]) -> list[Completion]:
         """Submit all and wait; completions come in the order of the requests."""

@@ -32,6 +32,16 @@ class EpisodePlan:
     """Identifies the episode for sampling: (run seed, iteration, group, member)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What an environment says when an episode begins."""
+
+    user: str
+    """First user message."""
+    system: str | None
+    """System prompt, where there is one."""
+
+
 class EpisodeError(RuntimeError):
     """The environment lost this episode; its exception is the cause."""
 
@@ -57,9 +67,38 @@ class Step:
         return cls(float(reward), valid, bool(info.get("effective", valid)))
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an environment made of one reply."""
+
+    user: str
+    """Next user message."""
+    step: Step
+    terminated: bool
+    truncated: bool
+    success: bool | None
+    """The verdict, where the environment gives one."""
+    scores: dict[str, float]
+    """What else it measured, by name."""
+
+
+def reset(env: TextEnv, plan: EpisodePlan) -> Opening:
+    """Set the environment to the plan's instance; may run in a thread of its own.
+
+    Raises:
+        EpisodeError: The environment raised.
+    """
+    with _played(plan):
+        observation, info = env.reset(seed=plan.instance_seed)
+        return Opening(_text(observation), info.get("system"))
+
+
 @dataclass(slots=True)
 class Episode:
     """A conversation and its environment, advanced by one reply at a time while ``running``.
+
+    A turn is :meth:`take`, :meth:`play` and :meth:`settle`, of which only the second waits for the environment and may
+    run in a thread of its own.
 
     Tokens, log-probabilities and weight versions are those of the completions, unchanged. The conversation never
     grows beyond ``max_context`` tokens, and a running one has room for at least two more. What the environment raises,
@@ -74,20 +113,18 @@ class Episode:
     log_probs: list[float] = field(default_factory=list)
     weight_versions: list[int] = field(default_factory=list)
     success: bool | None = None
+    scores: dict[str, float] = field(default_factory=dict)
     truncated: bool = False
     running: bool = True
 
     @classmethod
-    def start(cls, plan: EpisodePlan, env: TextEnv, chat: ChatFormat, max_context: int) -> "Episode":
-        """Reset the environment to the plan's instance and open the conversation.
+    def start(cls, plan: EpisodePlan, env: TextEnv, opening: Opening, chat: ChatFormat, max_context: int) -> "Episode":
+        """Open the conversation with what :func:`reset` returned.
 
         Raises:
-            EpisodeError: The environment raised, or its first prompt leaves no room for a reply.
+            EpisodeError: The first prompt leaves no room for a reply.
         """
-        with _played(plan):
-            observation, info = env.reset(seed=plan.instance_seed)
-            user = _text(observation)
-        conversation = Conversation(chat, user, info.get("system"))
+        conversation = Conversation(chat, opening.user, opening.system)
         episode = cls(plan, env, conversation, max_context)
         if episode.room < MIN_ROOM:
             length = len(conversation.token_ids)
@@ -104,25 +141,36 @@ class Episode:
         """Sampling seed of the next reply."""
         return sampling_seed(self.plan.sampling_key, len(self.steps))
 
-    def advance(self, completion: Completion) -> Step:
-        """Append the sampled reply, play it, and append the next user message unless the episode is over.
+    def take(self, completion: Completion) -> str:
+        """Append the sampled reply and return its text."""
+        reply = self.conversation.add_reply(completion.token_ids)
+        self.log_probs.extend(completion.log_probs)
+        self.weight_versions.append(completion.weight_version)
+        return reply
+
+    def play(self, reply: str) -> Outcome:
+        """One step of the environment; touches nothing else.
 
         Raises:
             EpisodeError: The environment raised.
         """
-        reply = self.conversation.add_reply(completion.token_ids)
-        self.log_probs.extend(completion.log_probs)
-        self.weight_versions.append(completion.weight_version)
         with _played(self.plan):
             observation, reward, terminated, truncated, info = self.env.step(reply)
-            user, step = _text(observation), Step.read(reward, info)
-        self.steps.append(step)
-        verdict = info.get("success")
-        self.success = self.success if verdict is None else bool(verdict)
-        self.running, self.truncated = not (terminated or truncated), bool(truncated and not terminated)
+            verdict = info.get("success")
+            success = None if verdict is None else bool(verdict)
+            step = Step.read(reward, info)
+            scores = {str(name): float(score) for name, score in info.get("scores", {}).items()}
+            return Outcome(_text(observation), step, bool(terminated), bool(truncated), success, scores)
+
+    def settle(self, outcome: Outcome) -> None:
+        """Append the next user message unless the episode is over."""
+        self.steps.append(outcome.step)
+        self.success = self.success if outcome.success is None else outcome.success
+        self.scores.update(outcome.scores)
+        self.running = not (outcome.terminated or outcome.truncated)
+        self.truncated = outcome.truncated and not outcome.terminated
         if self.running:
-            self._continue(user)
-        return step
+            self._continue(outcome.user)
 
     def _continue(self, user: str) -> None:
         self.conversation.add_user(user)

@@ -70,8 +70,8 @@ class TransformersEngine(RolloutEngine):
         self._queue.append(request)
 
     @torch.inference_mode()
-    @override
-    def poll(self) -> list[Completion]:
+    def poll(self, wait: bool = True) -> list[Completion]:
+        """Play one batch to its end, which is this engine's step; see :meth:`RolloutEngine.poll`."""
         self._state.require_ready()
         if not self._queue:
             return []

@@ -105,12 +105,14 @@ class VLLMEngine(RolloutEngine):
         )
 
     @override
-    def poll(self) -> list[Completion]:
+    def poll(self, wait: bool = True) -> list[Completion]:
         self._state.require_ready()
         finished: list[Any] = []
         with random_state_kept(), self._without_compiler():
             while self._under_way and not finished:
                 finished = self._llm.llm_engine.step()
+                if not wait:
+                    break
         return [self._completion(output) for output in finished]
 
     def _without_compiler(self) -> AbstractContextManager[object]:

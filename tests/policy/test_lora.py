@@ -49,6 +49,22 @@ def test_adapters_leave_the_output_as_it_is_and_alone_have_a_gradient(model_path
     assert len(trained) == 2 * 7 * 2, "two halves for each of seven layers in each of two blocks"
 
 
+def test_where_adapters_start_follows_the_seed_and_not_what_has_drawn_from_it(model_path):
+    def started(seed, draws):
+        torch.manual_seed(seed)
+        torch.rand(draws)
+        net = PolicyNet.from_pretrained(model_path)
+        state = torch.get_rng_state()
+        net.add_adapters(SETTINGS)
+        assert torch.equal(torch.get_rng_state(), state)
+        return states(net)
+
+    first, later, other = started(1, 0), started(1, 5), started(2, 0)
+    down = next(name for name in first if ".lora_A." in name)
+    assert torch.equal(first[down], later[down])
+    assert not torch.equal(first[down], other[down])
+
+
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "down_proj"], r".*\.1\.mlp\..*_proj"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_merged_tensors_are_those_of_peft_and_leave_every_weight_as_it_was(tmp_path, tied, targets):

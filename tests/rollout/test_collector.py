@@ -5,47 +5,13 @@ import gymnasium
 import pytest
 import torch
 from gymnasium.spaces import Text
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from freshper_lightning.envs.protocol import ReplySpace
-from freshper_lightning.policy.tiny import TinySpec, build_tiny, byte_tokenizer
-from freshper_lightning.rollout.collector import Collector, EnvironmentConfig, EpisodePlan
-from freshper_lightning.rollout.conversation import ChatFormat
-from freshper_lightning.rollout.sampling import SamplingConfig
 from freshper_lightning.rollout.seeds import sampling_seed
-from freshper_lightning.rollout.transformers_engine import TransformersEngine
-from freshper_lightning.trajectory import ClockReading
+from tests.rollout.playing import BORN, ECHO, Echo, plans
 
-BORN = ClockReading(updates=7, iteration=3)
-ECHO = "freshper-test/Echo-v0"
-
-
-class Echo(gymnasium.Env):
-    """A user's own environment: repeats what it hears; a reply without a letter or digit is invalid."""
-
-    observation_space, action_space = Text(1000), ReplySpace()
-
-    def __init__(self, turns=3, fails_at=None, bad_seeds=(), returns="text"):
-        self.turns, self.fails_at, self.bad_seeds, self.returns = turns, fails_at, bad_seeds, returns
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.instance, self.turn = seed, 0
-        self._maybe_fail()
-        return f"instance {seed}", {"system": "Say something."}
-
-    def step(self, action):
-        self.turn += 1
-        self._maybe_fail()
-        valid = any(character.isalnum() for character in action)
-        over = self.turn == self.turns
-        info = {"valid": valid, "effective": valid and self.turn % 2 == 1, "success": over and valid}
-        observation = f"turn {self.turn} of instance {self.instance}"
-        return observation if self.returns == "text" else 5, float(self.turn), over, False, info
-
-    def _maybe_fail(self):
-        if self.fails_at == self.turn and self.instance in self.bad_seeds:
-            raise OSError(f"server lost in turn {self.turn}")
+both_ways = pytest.mark.parametrize("play", ["lock_step", "streaming"], indirect=True)
 
 
 class Terse(gymnasium.Env):
@@ -63,63 +29,7 @@ class Terse(gymnasium.Env):
         return "Go on.", 0, False, False, self.says
 
 
-gymnasium.register(ECHO, Echo)
 gymnasium.register("freshper-test/Terse-v0", Terse)
-
-
-class RecordingEngine(TransformersEngine):
-    """The real engine, which keeps what passed through it."""
-
-    def generate(self, requests):
-        requests = list(requests)
-        completions = super().generate(requests)
-        self.record.append(list(zip(requests, completions, strict=True)))
-        return completions
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory):
-    path = tmp_path_factory.mktemp("tiny")
-    build_tiny(path, TinySpec(hidden_size=32, layers=2, intermediate=64, heads=2, kv_heads=1), byte_tokenizer())
-    return path
-
-
-@pytest.fixture(scope="module")
-def shared_engine(model_path):
-    engine = RecordingEngine(model_path, max_model_len=1024)
-    yield engine
-    engine.close()
-
-
-@pytest.fixture
-def engine(shared_engine):
-    shared_engine.record = []
-    return shared_engine
-
-
-@pytest.fixture(scope="module")
-def chat(model_path):
-    return ChatFormat(AutoTokenizer.from_pretrained(model_path))
-
-
-@pytest.fixture
-def collector(engine, chat):
-    def make(env_id=ECHO, max_tokens=12, format_penalty=0.0, max_context=1024, max_failure_share=0.1, **kwargs):
-        return Collector(
-            engine=engine,
-            chat=chat,
-            environment=EnvironmentConfig(env_id, kwargs),
-            sampling=SamplingConfig(max_tokens=max_tokens),
-            format_penalty=format_penalty,
-            max_context=max_context,
-            max_failure_share=max_failure_share,
-        )
-
-    return make
-
-
-def plans(groups=4, size=3, key=0):
-    return [EpisodePlan(g, m, 100 + g, (key, 0, g, m)) for g in range(groups) for m in range(size)]
 
 
 def fields(trajectory):
@@ -136,19 +46,21 @@ def assert_same(left, right):
                 assert value == match or value != value, name
 
 
+@both_ways
 def test_tokens_stand_in_the_trajectory_as_they_were_sampled(collector, engine):
     trajectories = collector().collect(plans(), BORN).trajectories
     for slot, trajectory in enumerate(trajectories):
-        sampled = [completion for turn in engine.record for request, completion in turn if request.request_id == slot]
+        sampled = [completion for _, completion in engine.of(slot)]
         spans = trajectory.turns.tolist()
         assert [tuple(trajectory.token_ids[a:b].tolist()) for a, b in spans] == [c.token_ids for c in sampled]
         expected = torch.tensor([value for completion in sampled for value in completion.log_probs])
         torch.testing.assert_close(trajectory.behavior_log_probs, expected, rtol=0, atol=0)
         assert trajectory.sampled_mask().sum() == sum(len(completion.token_ids) for completion in sampled)
-        for (start, _), turn in zip(spans, engine.record, strict=True):
-            assert trajectory.token_ids[:start].tolist() == list(turn[slot][0].prompt_token_ids)
+        for (start, _), (request, _) in zip(spans, engine.of(slot), strict=True):
+            assert trajectory.token_ids[:start].tolist() == list(request.prompt_token_ids)
 
 
+@both_ways
 def test_stored_log_probs_are_those_of_the_model_on_the_stored_tokens(collector, model_path):
     model = AutoModelForCausalLM.from_pretrained(model_path)
     for trajectory in collector().collect(plans(groups=2), BORN).trajectories:
@@ -160,6 +72,7 @@ def test_stored_log_probs_are_those_of_the_model_on_the_stored_tokens(collector,
         torch.testing.assert_close(trajectory.behavior_log_probs, expected, rtol=0, atol=1e-5)
 
 
+@both_ways
 def test_every_plan_gives_one_trajectory_that_says_what_was_played(collector):
     asked = plans()
     collection = collector().collect(asked, BORN)
@@ -173,6 +86,7 @@ def test_every_plan_gives_one_trajectory_that_says_what_was_played(collector):
         assert not trajectory.truncated
 
 
+@both_ways
 def test_a_users_own_environment_is_heard_and_answered(collector, chat):
     collection = collector().collect(plans(groups=1, size=1), BORN)
     text = chat.decode(collection.trajectories[0].token_ids.tolist(), keep_special=True)
@@ -182,6 +96,7 @@ def test_a_users_own_environment_is_heard_and_answered(collector, chat):
     assert collection.transcript == text
 
 
+@both_ways
 def test_members_of_a_group_share_the_instance_and_sample_for_themselves(collector):
     trajectories = collector("freshper/FrozenLake-v0", max_turns=2).collect(plans(groups=2), BORN).trajectories
     prompts = [tuple(t.token_ids[: t.turns[0, 0]].tolist()) for t in trajectories]
@@ -201,23 +116,26 @@ def test_equal_plans_give_equal_episodes_whatever_the_global_random_state(collec
     assert all(a.token_ids.tolist() != b.token_ids.tolist() for a, b in zip(first, other, strict=True))
 
 
+@both_ways
 def test_every_turn_is_sampled_with_the_seed_of_its_place(collector, engine):
     asked = plans(groups=2)
     collector().collect(asked, BORN)
-    for turn, exchanged in enumerate(engine.record):
-        assert [request.seed for request, _ in exchanged] == [sampling_seed(plan.sampling_key, turn) for plan in asked]
+    for slot, plan in enumerate(asked):
+        seeds = [request.seed for request, _ in engine.of(slot)]
+        assert seeds == [sampling_seed(plan.sampling_key, turn) for turn in range(3)]
 
 
 def test_a_temperature_for_one_collection_replaces_the_configured_one(collector, engine):
     greedy = collector().collect(plans(groups=1), BORN, temperature=0.0).trajectories
-    assert {request.temperature for turn in engine.record for request, _ in turn} == {0.0}
+    assert {request.temperature for request, _ in engine.record} == {0.0}
     assert len({tuple(t.token_ids.tolist()) for t in greedy}) == 1
     assert all((t.behavior_log_probs == 0).all() for t in greedy)
 
 
+@both_ways
 def test_a_reply_cut_short_is_closed_by_an_end_token_that_is_not_sampled(collector, chat, engine):
     trajectories = collector(max_tokens=2).collect(plans(), BORN).trajectories
-    cut = [completion for turn in engine.record for _, completion in turn if completion.finish_reason == "length"]
+    cut = [completion for _, completion in engine.record if completion.finish_reason == "length"]
     assert cut
     for trajectory in trajectories:
         mask = trajectory.sampled_mask()
@@ -227,13 +145,14 @@ def test_a_reply_cut_short_is_closed_by_an_end_token_that_is_not_sampled(collect
             assert bool(mask[closing]) == (closing == end - 1)
 
 
+@both_ways
 def test_an_episode_without_room_for_two_more_tokens_is_truncated(collector, engine):
     playing = collector("freshper-test/Terse-v0", max_tokens=100, max_context=200)
     collection = playing.collect(plans(groups=3), BORN)
     for trajectory in collection.trajectories:
         assert trajectory.truncated
         assert trajectory.token_ids.numel() == trajectory.turns[-1, 1] <= 200
-    exchanges = [exchange for turn in engine.record for exchange in turn]
+    exchanges = engine.record
     assert min(request.max_tokens for request, _ in exchanges) < max(request.max_tokens for request, _ in exchanges)
     for request, completion in exchanges:
         assert request.max_tokens == min(100, 200 - len(request.prompt_token_ids)) >= 2
@@ -247,6 +166,7 @@ def test_an_environment_that_says_nothing_about_its_steps_has_valid_ones_and_no_
     assert collection.num_valid == collection.num_effective == collection.num_env_steps
 
 
+@both_ways
 def test_the_format_penalty_counts_once_per_invalid_turn_and_stays_out_of_the_rewards(collector, chat):
     collection = collector(format_penalty=-0.5, max_tokens=2).collect(plans(), BORN)
     invalid = 0
@@ -273,6 +193,7 @@ def test_replies_of_an_untrained_policy_never_raise_in_frozen_lake(collector):
     assert collection.num_valid == 0
 
 
+@both_ways
 def test_counts_are_those_of_what_was_played(collector):
     collection = collector().collect(plans(), BORN)
     assert collection.num_sampled_tokens == sum(t.num_sampled for t in collection.trajectories)
@@ -281,6 +202,7 @@ def test_counts_are_those_of_what_was_played(collector):
     assert (collection.failures, collection.num_dropped) == ([], 0)
 
 
+@both_ways
 def test_nothing_to_play_is_an_empty_collection(collector):
     collection = collector().collect([], BORN)
     assert (collection.trajectories, collection.transcript) == ([], "")
@@ -325,7 +247,7 @@ def test_the_others_of_a_failed_group_are_dropped_unplayed_and_counted(collector
     collection = playing.collect(plans(), BORN)
     assert [t.group for t in collection.trajectories] == [0] * 3 + [1] * 3 + [3] * 3
     assert (len(collection.failures), collection.num_dropped) == (1, 2)
-    assert [len(turn) for turn in engine.record] == [12, 9, 9]
+    assert len(engine.record) == 12 + 9 + 9
     assert len(playing.collect(plans(), BORN).trajectories) == 12
     assert FailsOnce.made == 13  # a fresh environment takes the slot of the one that raised
 
@@ -341,11 +263,13 @@ def test_failures_beyond_the_share_stop_the_run_with_the_first_one_as_cause(coll
     assert isinstance(raised.value.__cause__.__cause__, OSError)
 
 
+@both_ways
 def test_an_observation_that_is_no_text_is_a_failure_of_the_environment(collector):
     with pytest.raises(RuntimeError, match="must be text"):
         collector(returns="number").collect(plans(), BORN)
 
 
+@both_ways
 def test_a_first_prompt_beyond_the_context_is_a_failure_in_words(collector):
     with pytest.raises(RuntimeError, match=r"first prompt of .* tokens leaves no room in 50"):
         collector(max_context=50).collect(plans(), BORN)
@@ -370,7 +294,14 @@ def test_environments_are_made_once_and_reused(collector, engine):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("format_penalty", 0.1), ("format_penalty", float("nan")), ("max_failure_share", 1.5), ("max_context", 2)],
+    [
+        ("format_penalty", 0.1),
+        ("format_penalty", float("nan")),
+        ("max_failure_share", 1.5),
+        ("max_context", 2),
+        ("threads", 0),
+        ("play", "x"),
+    ],
 )
 def test_settings_out_of_range_are_refused_by_name(collector, field, value):
     with pytest.raises(ValueError, match=f"{field}.*{value}"):

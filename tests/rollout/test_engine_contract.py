@@ -147,6 +147,20 @@ def test_poll_returns_what_has_finished_and_is_empty_when_nothing_is_under_way(r
 
 
 @one_model
+def test_without_waiting_a_request_may_join_those_under_way(rig):
+    first, late = requests(2)
+    rig.engine.submit(first)
+    received = rig.engine.poll(wait=False)
+    rig.engine.submit(late)
+    while len(received) < 2:
+        received += rig.engine.poll(wait=False)
+    assert sorted(answer.request_id for answer in received) == [0, 1]
+    assert [answer.token_ids for answer in sorted(received, key=lambda answer: answer.request_id)] == [
+        answer.token_ids for answer in rig.engine.generate([first, late])
+    ]
+
+
+@one_model
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
