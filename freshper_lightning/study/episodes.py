@@ -33,6 +33,9 @@ def play(
         iteration: ``PROBE`` or ``FRESH``; instances differ between the two and from all of training.
         groups: How many groups.
         device: Where the engine runs.
+
+    Raises:
+        TooManyFailuresError: An environment failed; the comparison is of groups that are all there.
     """
     plans = [
         EpisodePlan(group, member, training_instance_seed(seed, iteration, group), (seed, iteration, group, member))
@@ -67,7 +70,7 @@ def _collector(rollout: RolloutCallback, policy: Path, device: torch.device) -> 
         sampling=rollout.sampling,
         format_penalty=rollout.format_penalty,
         max_context=rollout.engine_config.max_model_len,
-        max_failure_share=rollout.max_failure_share,
+        max_failure_share=0.0,
     )
     try:
         yield collector

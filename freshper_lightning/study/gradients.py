@@ -61,19 +61,24 @@ def group_gradients(
     shares = [loss.split(sizes) for loss in by_token]
     for index, group in enumerate(groups):
         weights = [share[index].to(device) for share in shares]
-        if not any(bool(weight.any()) for weight in weights):  # as where all outcomes of a group are equal
-            continue
-        batch = collate(group, phase="replay").to(device)
-        forward = (batch.input_ids, batch.position_ids, batch.predicted_from, batch.targets)
-        log_probs = net(*forward, temperature).log_probs
-        for loss, weight in enumerate(weights):
-            same = next((i for i, other in enumerate(weights[:loss]) if torch.allclose(weight, other, 1e-6, 0.0)), None)
-            if same is None:
-                gradients = torch.autograd.grad(log_probs, parameters, weight, retain_graph=True)
-                found[loss, index] = torch.cat([g.flatten() for g in gradients]).cpu()
-            else:
-                found[loss, index] = found[same, index]
+        if any(bool(weight.any()) for weight in weights):  # none is where all outcomes of the group are equal
+            batch = collate(group, phase="replay").to(device)
+            forward = (batch.input_ids, batch.position_ids, batch.predicted_from, batch.targets)
+            found[:, index] = _weighted(net(*forward, temperature).log_probs, weights, parameters)
     return found
+
+
+def _weighted(log_probs: Tensor, weights: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+    """[losses, P]: gradient of the sum of each loss's weights x log-probabilities [S]; equal weights share a pass."""
+    found: list[Tensor] = []
+    for index, weight in enumerate(weights):
+        same = [other for other in range(index) if torch.allclose(weight, weights[other], rtol=1e-6, atol=0.0)]
+        if same:
+            found.append(found[same[0]])
+        else:
+            gradients = torch.autograd.grad(log_probs, parameters, weight, retain_graph=True)
+            found.append(torch.cat([gradient.flatten() for gradient in gradients]).cpu())
+    return torch.stack(found)
 
 
 @dataclass(frozen=True, eq=False)

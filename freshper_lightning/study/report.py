@@ -6,6 +6,12 @@ from freshper_lightning.algorithms.ratios import LEVELS
 from freshper_lightning.study.growth import fit_growth, local_exponents
 from freshper_lightning.study.table import Row
 
+INTRODUCTION = """# Staleness
+
+Made by `python -m freshper_lightning.study` out of the CSV file of the same name. What the columns mean and what they
+say is in [losses.md](../losses.md#which-correction-holds-at-which-age) and
+[method.md](../method.md#measured-how-the-variance-grows)."""
+
 Run = tuple[str, int]
 """Task and seed."""
 
@@ -43,14 +49,14 @@ def losses(rows: Iterable[Row]) -> list[str]:
     return list(dict.fromkeys(row.loss for row in rows if row.loss))
 
 
-def tables(rows: Sequence[Row]) -> str:
+def page(rows: Sequence[Row]) -> str:
     """All tables of all runs."""
-    return "\n\n".join(part for run in runs(rows) for part in _of_run(rows, run))
+    return "\n\n".join([INTRODUCTION, *(part for run in runs(rows) for part in _of_run(rows, run))]) + "\n"
 
 
 def _of_run(rows: Sequence[Row], run: Run) -> list[str]:
     by_age = {name: curve(rows, run, quantity) for name, quantity in BY_AGE.items()}
-    parts = [f"{run[0]}, seed {run[1]}", _table("by age", by_age, _plain)]
+    parts = [f"## {run[0]}, seed {run[1]}", _table("age in updates", by_age, _plain)]
     for title, quantity in BY_LOSS.items():
         parts.append(_table(title, {loss: curve(rows, run, quantity, loss) for loss in losses(rows)}, _with_interval))
     return [*parts, _growth(rows, run)]

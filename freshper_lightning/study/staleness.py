@@ -6,7 +6,7 @@ from pathlib import Path
 
 from freshper_lightning.callbacks.parts import callback_of
 from freshper_lightning.callbacks.rollout import RolloutCallback
-from freshper_lightning.checkpoint import LAST
+from freshper_lightning.checkpoint import LAST, read_file
 from freshper_lightning.cli import FreshperCLI, lightning_cli
 from freshper_lightning.policy.net import require_model_folder
 from freshper_lightning.study import report, table
@@ -18,10 +18,11 @@ AGES = (0, 6, 12, 24, 48, 96, 192)
 
 
 def staleness(
-    configs: list[str],
+    configs: Sequence[str],
     policy: str,
     run: str,
     seed: int = 0,
+    options: Sequence[str] = (),
     ages: Sequence[int] = AGES,
     groups: int = 64,
     draws: int = 1000,
@@ -39,23 +40,25 @@ def staleness(
         policy: Folder of the policy that training starts from.
         run: Folder for checkpoints and snapshots of this seed.
         seed: Of training, probe and fresh episodes.
+        options: Further options of `freshper fit`, such as ``--rollout.engine.name=transformers``.
         ages: Applied updates after which the policy is measured.
         groups: Groups of the probe; as many make each of the two halves of the fresh episodes.
         draws: Bootstrap samples for intervals.
-        results: CSV file of all tasks and seeds.
+        results: CSV file of all tasks and seeds; a file of the same name that ends in .md gets its tables.
         picture: PNG of what the results hold.
     """
     _check(policy, ages, groups, draws)
-    cli = _parts(configs, policy, run, seed, ages)
+    cli = _parts(configs, options, policy, run, seed, ages)
     folder = Path(run) / "snapshots"
-    if not all(snapshot(folder, age).exists() for age in ages):
-        _train(cli, Path(run))
+    missing = [age for age in ages if not snapshot(folder, age).exists()]
+    if missing:
+        _train(cli, Path(run), missing)
     rollout = callback_of(cli.trainer, RolloutCallback)
     study = Study(rollout, Path(policy), seed, groups, draws, cli.trainer.strategy.root_device)
     _measure(study, folder, ages, Path(results))
     rows = table.read(results)
     draw(rows, Path(picture))
-    print(report.tables(rows))
+    Path(results).with_suffix(".md").write_text(report.page(rows))
 
 
 def _check(policy: str, ages: Sequence[int], groups: int, draws: int) -> None:
@@ -66,9 +69,10 @@ def _check(policy: str, ages: Sequence[int], groups: int, draws: int) -> None:
     require_model_folder(policy)
 
 
-def _parts(configs: list[str], policy: str, run: str, seed: int, ages: Sequence[int]) -> FreshperCLI:
+def _parts(
+    configs: Sequence[str], options: Sequence[str], policy: str, run: str, seed: int, ages: Sequence[int]
+) -> FreshperCLI:
     """The parts of the run that is studied; how well it does is seen from fresh episodes instead of evaluations."""
-    options = [part for config in configs for part in ("-c", config)]
     settings = {
         "seed_everything": seed,
         "model.path": policy,
@@ -84,12 +88,19 @@ def _parts(configs: list[str], policy: str, run: str, seed: int, ages: Sequence[
         "trainer.callbacks.folder": Path(run) / "snapshots",
         "trainer.callbacks.updates": list(ages),
     }
-    return lightning_cli([*options, *(f"--{key}={value}" for key, value in settings.items())], run=False)
+    files = [part for config in configs for part in ("-c", config)]
+    return lightning_cli([*files, *options, *(f"--{key}={value}" for key, value in settings.items())], run=False)
 
 
-def _train(cli: FreshperCLI, run: Path) -> None:
+def _train(cli: FreshperCLI, run: Path, missing: Sequence[int]) -> None:
+    """Go on from the last checkpoint, or anew where it is past a snapshot that is missing."""
     last = run / "train" / "checkpoints" / LAST
-    cli.trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=last if last.exists() else None)
+    behind = last.exists() and _updates_of(last) <= min(missing)
+    cli.trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=last if behind else None)
+
+
+def _updates_of(checkpoint: Path) -> int:
+    return int(read_file(checkpoint, "cpu")["callbacks"][RolloutCallback.__name__]["updates"])
 
 
 def _measure(study: Study, folder: Path, ages: Sequence[int], results: Path) -> None:
