@@ -152,9 +152,11 @@ def test_a_wrong_key_of_a_file_is_refused_like_one_of_the_command_line(capsys, t
         ("--rollout.environment.id=FrozenLake-v9", ["FrozenLake-v9"]),
         ("--data.batch_size=5", ["data.batch_size=5 must divide rollout.groups x rollout.group_size = 8"]),
         ("--data.alpha=2", ["alpha must be in [0, 1], not 2.0"]),
-        ("--data.capacity=2", ["data.capacity=2 must be at least batch_size=4"]),
+        ("--data.capacity=2", ["data.capacity=2 must be at least one iteration (8)"]),
+        ("--data.max_bytes=10", ["data.max_bytes=10 must be at least", "rollout.engine.max_model_len"]),
+        ("--data.clock=drift", ["data.decay.tau=50", "data.clock=drift", "docs/method.md"]),
         ("--data.priority=TDError", ["data.priority=TDError", "AbsoluteAdvantage"]),
-        ("--data.seed=9", ["data.seed=9", "left out", "seed_everything=3"]),
+        ("--data.seed=-9", ["data.seed must be at least 0, not -9"]),
         ("--data.memory_map=nowhere", ["data.memory_map", "an existing folder", "'nowhere'"]),
         (
             '--data.priority={"class_path": "CustomPriority", "init_args": {"path": "no.such"}}',
@@ -247,9 +249,10 @@ def test_every_priority_can_be_named_in_a_file_and_trains(monkeypatch, model_pat
     assert state["priority"].startswith(f"{name}(")
 
 
-def test_a_seed_that_is_that_of_the_run_may_be_written_down(capsys, monkeypatch, model_path, tmp_path):
+def test_a_seed_of_the_data_beside_that_of_the_run_is_kept(capsys, monkeypatch, model_path, tmp_path):
     short = ["--trainer.max_epochs=1", "--data.replay_updates=0", "--evaluation.at_start=false"]
-    in_this_process(monkeypatch, model_path, tmp_path, "--data.seed=3", *short)
+    in_this_process(monkeypatch, model_path, tmp_path, "--data.seed=0", *short)
     saved = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
-    assert saved["seed_everything"] == 3
-    assert "seed" not in saved["data"]["init_args"]
+    assert (saved["seed_everything"], saved["data"]["init_args"]["seed"]) == (3, 0)
+    capsys.readouterr()
+    assert printed(capsys, "-c", TINY)["data"]["init_args"]["seed"] is None

@@ -19,6 +19,7 @@ from freshper_lightning.callbacks.parts import callback_of, policy_module, repla
 from freshper_lightning.callbacks.rollout import RolloutCallback
 from freshper_lightning.policy.module import StepObservation
 from freshper_lightning.policy.packing import TrajectoryBatch
+from freshper_lightning.replay import ReplayBuffer
 from freshper_lightning.replay.clock import ClockName
 
 AGE_EDGES: dict[ClockName, tuple[float, ...]] = {
@@ -151,7 +152,8 @@ class ReplayMonitor(Callback):
         if draw is None or len(draw.ids) == 0:  # a rank whose shard is empty
             return
         self.bank.update("replay/age_drawn", torch.from_numpy(draw.ages.astype(np.float64)))
-        self.bank.update("replay/nonzero_advantages", (torch.cat(advantages) > 0).double())
+        if advantages:  # an algorithm may compute them anew at every visit
+            self.bank.update("replay/nonzero_advantages", (torch.cat(advantages) > 0).double())
         self.bank.update("replay/duplicates", 1.0 - len(np.unique(draw.ids)) / len(draw.ids))
         self.bank.update("replay/effective_draw", data.effective_draw)
         self.bank.update("replay/importance_weight", torch.from_numpy(draw.weights))
@@ -177,12 +179,7 @@ class ReplayMonitor(Callback):
             ratio = np.log10(drawable * len(probabilities))
             writer.add_histogram("replay/log10_probability_over_uniform", ratio, rollout.clock.updates)
         seen = sum(self.trained.values())
-        metrics = {
-            "replay/size": float(len(buffer)),
-            "replay/bytes": float(buffer.nbytes),
-            "replay/evicted": float(buffer.evicted()),
-            "replay/pinned": float(len(buffer.pinned())),
-            "replay/age_buffer": float(ages.mean()) if len(ages) else 0.0,
+        metrics = _sums(trainer, buffer, float(ages.sum())) | {
             "replay/skipped": float(self.skipped),
             "replay/guarded": float(self.guarded),
             "replay/share_of_training": self.trained["replay"] / max(seen, 1),
@@ -215,3 +212,12 @@ class ReplayMonitor(Callback):
         self.bank.load_state_dict(state_dict["bank"])
         self.skipped, self.guarded = state_dict["skipped"], state_dict["guarded"]
         self.trained = dict(state_dict["trained"])
+
+
+def _sums(trainer: Trainer, buffer: ReplayBuffer, total_age: float) -> dict[str, float]:
+    """What the buffers of all ranks hold together; a collective."""
+    mine = [len(buffer), buffer.nbytes, buffer.evicted(), len(buffer.pinned()), total_age]
+    *counts, ages = summing(trainer)(torch.tensor(mine, dtype=torch.float64)).tolist()
+    names = ("size", "bytes", "evicted", "pinned")
+    sums = {f"replay/{name}": count for name, count in zip(names, counts, strict=True)}
+    return sums | {"replay/age_buffer": ages / max(counts[0], 1.0)}

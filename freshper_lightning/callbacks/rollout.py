@@ -109,9 +109,10 @@ class RolloutCallback(Callback):
         check_configuration(trainer, module, self)
         data = replay_data(trainer)
         if data is not None:
-            prepared = partial(prepare, module, reduce=summing(trainer))
             needed = module.algorithm.needs_preparation()
-            data.bind(self.groups * self.group_size, lambda: self.clock, self.group_size, prepared if needed else None)
+            prepared = partial(prepare, module, reduce=summing(trainer)) if needed else None
+            size, longest = self.groups * self.group_size, self.engine_config.max_model_len
+            data.bind(size, lambda: self.clock, self.group_size, prepared, longest)
             if isinstance(data.buffer.priority, TDError):
                 data.measure = partial(priorities_at_collection, module, data.buffer.priority)
 
