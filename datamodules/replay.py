@@ -36,6 +36,11 @@ from freshper_lightning.replay.weights import WeightsOver
 from freshper_lightning.rollout.seeds import stable_hash
 from freshper_lightning.trajectory import ClockReading, Trajectory
 
+Withhold = Callable[[list[Trajectory]], list[Trajectory]]
+"""Takes some of an iteration's new trajectories out of training and returns the others."""
+Measure = Callable[[list[Trajectory]], Floats]
+"""Base priorities of trajectories that go into the buffer; a collective."""
+
 
 class ReplayDataModule(LoopDataModule):
     """One iteration is ``epochs`` passes over the fresh trajectories, then ``replay_updates`` x as many replay batches.
@@ -141,16 +146,15 @@ class ReplayDataModule(LoopDataModule):
         """Time spent on drawing and collating since it was last reset."""
         self.seconds_preparing = 0.0
         """Time spent on preparing epochs since it was last reset."""
-        self.withhold: Callable[[list[Trajectory]], list[Trajectory]] | None = None
-        """Takes trajectories of a new iteration out of training, where that is asked for; returns the others."""
-        self.measure: Callable[[list[Trajectory]], Floats] | None = None
-        """Base priorities of trajectories that go into the buffer, where the priority cannot tell them by itself."""
-        self.restores_tau = False
-        """Whether a checkpoint's tau replaces that of the configuration, since training moves it."""
+        self.rewrites_freshness = False
+        """Whether FreshnessCallback writes to the buffer after updates, and asks for the next snapshot when it has."""
         self._fresh: Ids = np.empty(0, dtype=np.int64)
         self._batches_per_epoch: int | None = None
         self._now: Callable[[], ClockReading] = ClockReading
         self._prepare: Prepare | None = None
+        self._measure: Measure | None = None
+        self._withhold: Withhold | None = None
+        self._restores_tau = False
         self._epoch = PreparedEpoch({})
 
     def _check(self) -> None:
@@ -170,8 +174,9 @@ class ReplayDataModule(LoopDataModule):
         group_size: int = 1,
         prepare: Prepare | None = None,
         longest: int = 0,
+        measure: Measure | None = None,
     ) -> None:
-        """Tell what the other parts of the run know.
+        """Tell what the other parts of the run know; what :meth:`bind_freshness` has told before is forgotten.
 
         Args:
             trajectories_per_iteration: Over all ranks.
@@ -179,6 +184,7 @@ class ReplayDataModule(LoopDataModule):
             group_size: Members of a group.
             prepare: What prepares an epoch, where it has to be prepared.
             longest: Tokens that a trajectory may have.
+            measure: What gives base priorities, where the priority cannot tell them by itself.
 
         Raises:
             ConfigurationError: The sizes do not divide, or the buffer has no room for an iteration.
@@ -194,7 +200,21 @@ class ReplayDataModule(LoopDataModule):
         if self._world_size > 1:
             assert self.trainer is not None
             self.buffer.seed = stable_hash("replay draws", self.seed, self.trainer.global_rank)
-        self._batches_per_epoch, self._now, self._prepare = size // self.batch_size, now, prepare
+        self._batches_per_epoch, self._now = size // self.batch_size, now
+        self._prepare, self._measure = prepare, measure
+        self.bind_freshness()
+
+    def bind_freshness(
+        self, withhold: Withhold | None = None, restores_tau: bool = False, rewrites_freshness: bool = False
+    ) -> None:
+        """Tell, after :meth:`bind`, what follows drift.
+
+        Args:
+            withhold: What takes trajectories out of training, where that is asked for.
+            restores_tau: Whether a checkpoint's tau replaces that of the configuration, since training moves it.
+            rewrites_freshness: See the attribute.
+        """
+        self._withhold, self._restores_tau, self.rewrites_freshness = withhold, restores_tau, rewrites_freshness
 
     def _bind_groups(self, group_size: int) -> None:
         scheme = self.buffer.scheme
@@ -230,9 +250,9 @@ class ReplayDataModule(LoopDataModule):
 
     def add_fresh(self, trajectories: list[Trajectory]) -> None:
         """Put this rank's trajectories of a new iteration into the buffer and make them the fresh ones."""
-        kept = trajectories if self.withhold is None else self.withhold(trajectories)
+        kept = trajectories if self._withhold is None else self._withhold(trajectories)
         self.buffer.unpin(self._fresh)
-        priorities = None if self.measure is None else self.measure(kept)
+        priorities = None if self._measure is None else self._measure(kept)
         self._fresh = self.buffer.add(kept, self._now(), priorities, pin=True)
 
     def fresh(self) -> list[Trajectory]:
@@ -338,7 +358,7 @@ class ReplayDataModule(LoopDataModule):
         if self.trainer is not None and self.trainer.state.fn != TrainerFn.FITTING:
             return
         tau = state_dict.get("tau")
-        if self.restores_tau and tau is not None:
+        if self._restores_tau and tau is not None:
             self.buffer.decay = ExponentialDecay(tau)
         try:
             self.buffer.load_state_dict(state_dict["buffer"])

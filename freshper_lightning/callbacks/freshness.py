@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,13 @@ from numpy.typing import NDArray
 
 from datamodules.checks import LIKE_50_UPDATES
 from datamodules.replay import ReplayDataModule
-from freshper_lightning.callbacks.critic import priorities_of_visit
 from freshper_lightning.callbacks.metrics import log_scalars
 from freshper_lightning.callbacks.parts import callback_of, policy_module, replay_data, summing
 from freshper_lightning.callbacks.rollout import RolloutCallback
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.module import PolicyModule, StepObservation
 from freshper_lightning.policy.packing import TrajectoryBatch, collate
-from freshper_lightning.replay import AdaptiveTau, ExponentialDecay, HeldOut, LogRatios, TDError
+from freshper_lightning.replay import AdaptiveTau, ExponentialDecay, HeldOut, LogRatios
 from freshper_lightning.replay.adaptive import LEVELS, Growth, Level
 from freshper_lightning.replay.schemes import GumbelTopK, Stratified, WholeGroups
 from freshper_lightning.rollout.seeds import stable_hash
@@ -101,8 +101,7 @@ class FreshnessCallback(Callback):
     With ``adapt`` tau follows ``alpha x tau_hat``, at the start of an iteration, after the rollout. With ``measured``
     every applied update sets the freshness of the trajectories it was trained on, fresh and replayed, to
     ``exp(-eta x divergence)`` and restarts their age, as of the moment before the update, whose policy was measured:
-    ahead of any checkpoint and of the next draw. Where the priority is the TD error, every visit rewrites it, whether
-    the update was applied or not. The state is part of the checkpoint; tau is, with the data.
+    ahead of any checkpoint and of the next draw. The state is part of the checkpoint; tau is, with the data.
 
     Its place is after RolloutCallback, whose clock it reads.
     """
@@ -153,12 +152,13 @@ class FreshnessCallback(Callback):
             return
         rollout = callback_of(trainer, RolloutCallback)
         self._check(trainer, data, rollout.groups * rollout.group_size // 2)
-        data.restores_tau = self.adapt
+        withhold = None
         if self.probe.held_out:
             seed = stable_hash("held out", self.seed, trainer.global_rank)
             self.held_out = HeldOut(-(-self.probe.capacity // trainer.world_size), data.buffer.clock, seed)
             share = self.probe.held_out // trainer.world_size
-            data.withhold = lambda trajectories: self._withhold(trajectories, share, rollout.clock)
+            withhold = partial(self._withhold, share=share, rollout=rollout)
+        data.bind_freshness(withhold, restores_tau=self.adapt, rewrites_freshness=self.measured)
 
     def _check(self, trainer: Trainer, data: ReplayDataModule, most: int) -> None:
         held_out, decay = self.probe.held_out, data.buffer.decay
@@ -180,9 +180,9 @@ class FreshnessCallback(Callback):
         _require("bounds", self.estimator.bounds, fit_in, wanted)
         _require("bounds", self.estimator.bounds, low <= decay.tau <= high, f"around data.decay.tau={decay.tau}")
 
-    def _withhold(self, trajectories: list[Trajectory], share: int, now: ClockReading) -> list[Trajectory]:
+    def _withhold(self, trajectories: list[Trajectory], share: int, rollout: RolloutCallback) -> list[Trajectory]:
         assert self.held_out is not None
-        return self.held_out.take(trajectories, min(share, len(trajectories) // 2), now)
+        return self.held_out.take(trajectories, min(share, len(trajectories) // 2), rollout.clock)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Probe, fit, and set tau; then log."""
@@ -234,9 +234,6 @@ class FreshnessCallback(Callback):
     ) -> None:
         """Once an optimizer batch is complete and applied, write back what all of its micro-batches showed."""
         data = replay_data(trainer)
-        if data is not None and isinstance(data.buffer.priority, TDError) and not batch.is_filler:
-            data.buffer.update_priorities(batch.ids.cpu(), priorities_of_visit(data.buffer.priority, batch))
-            data.buffer.prefetch(callback_of(trainer, RolloutCallback).clock)
         if data is None or not (self.measured or self._uses_draws(data)):
             return
         if not batch.is_filler:
@@ -248,7 +245,9 @@ class FreshnessCallback(Callback):
             if self._uses_draws(data):
                 self._observe_first_visits(trainer, data, visits)
             if self.measured:
-                self._write_back(trainer, data, visits)
+                self._write_back(data, visits)
+        if self.measured:
+            data.buffer.prefetch(callback_of(trainer, RolloutCallback).clock)
 
     def _uses_draws(self, data: ReplayDataModule) -> bool:
         """Whether replay is the first to train on a trajectory, and draws it with a known bias."""
@@ -267,11 +266,10 @@ class FreshnessCallback(Callback):
         stored = data.buffer.ids()
         self._visited = np.intersect1d(np.union1d(self._visited, ids), stored)
 
-    def _write_back(self, trainer: Trainer, data: ReplayDataModule, visits: Sequence[_Visit]) -> None:
+    def _write_back(self, data: ReplayDataModule, visits: Sequence[_Visit]) -> None:
         """Rounding can make a divergence of nothing negative."""
         for visit in visits:
             data.buffer.observe(visit.ids, -self.eta * np.maximum(visit.divergences, 0.0), self._now)
-        data.buffer.prefetch(callback_of(trainer, RolloutCallback).clock)
 
     def state_dict(self) -> dict[str, Any]:
         """What is held out, what was observed, and which stored trajectories have been trained on."""
