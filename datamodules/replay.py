@@ -11,7 +11,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from datamodules.checks import decay_of, require, require_age_of_clock, require_bytes, require_room
-from datamodules.epoch import Prepare, PreparedEpoch
+from datamodules.epoch import Preparation, PreparedEpoch
 from datamodules.loader import LoopDataModule, seed_of_run
 from datamodules.optimizer_batch import Floats, Ids, OptimizerBatch, Part
 from freshper_lightning.errors import ConfigurationError
@@ -151,11 +151,11 @@ class ReplayDataModule(LoopDataModule):
         self._fresh: Ids = np.empty(0, dtype=np.int64)
         self._batches_per_epoch: int | None = None
         self._now: Callable[[], ClockReading] = ClockReading
-        self._prepare: Prepare | None = None
+        self._preparation: Preparation | None = None
         self._measure: Measure | None = None
         self._withhold: Withhold | None = None
         self._restores_tau = False
-        self._epoch = PreparedEpoch({})
+        self._epoch = PreparedEpoch({}, {})
 
     def _check(self) -> None:
         require("batch_size", self.batch_size, self.batch_size >= 1, "at least 1")
@@ -172,7 +172,7 @@ class ReplayDataModule(LoopDataModule):
         trajectories_per_iteration: int,
         now: Callable[[], ClockReading],
         group_size: int = 1,
-        prepare: Prepare | None = None,
+        preparation: Preparation | None = None,
         longest: int = 0,
         measure: Measure | None = None,
     ) -> None:
@@ -182,7 +182,7 @@ class ReplayDataModule(LoopDataModule):
             trajectories_per_iteration: Over all ranks.
             now: Where to read the clock.
             group_size: Members of a group.
-            prepare: What prepares an epoch, where it has to be prepared.
+            preparation: What prepares an epoch, where it has to be prepared.
             longest: Tokens that a trajectory may have.
             measure: What gives base priorities, where the priority cannot tell them by itself.
 
@@ -201,7 +201,7 @@ class ReplayDataModule(LoopDataModule):
             assert self.trainer is not None
             self.buffer.seed = stable_hash("replay draws", self.seed, self.trainer.global_rank)
         self._batches_per_epoch, self._now = size // self.batch_size, now
-        self._prepare, self._measure = prepare, measure
+        self._preparation, self._measure = preparation, measure
         self.bind_freshness()
 
     def bind_freshness(
@@ -243,6 +243,11 @@ class ReplayDataModule(LoopDataModule):
         """(epochs + K) x F."""
         return (self.epochs + self.replay_updates) * self.batches_per_epoch
 
+    def sizes(self) -> dict[str, int]:
+        """Passes, K and F."""
+        of_pass = {"rollout.groups x rollout.group_size / data.batch_size": self.batches_per_epoch}
+        return {"data.epochs": self.epochs, "data.replay_updates": self.replay_updates} | of_pass
+
     def current_beta(self) -> float:
         """Exponent of the importance weights at the clock's present reading."""
         progress = min(1.0, self._now().updates / self.beta_updates)
@@ -261,7 +266,8 @@ class ReplayDataModule(LoopDataModule):
 
     def optimizer_batch(self, update: int) -> list[TrajectoryBatch]:
         """The micro-batches of the iteration's ``update``-th optimizer batch, on this rank."""
-        batch = self._batch(update) if self._prepare is None else self._prepared_batch(update)
+        preparation = self._preparation
+        batch = self._batch(update) if preparation is None else self._prepared_batch(update, preparation)
         self.last_draw, self.effective_draw = batch.draw, batch.effective_draw
         return batch.micro_batches
 
@@ -273,23 +279,22 @@ class ReplayDataModule(LoopDataModule):
         self.seconds_sampling += time.perf_counter() - start
         return batch
 
-    def _prepared_batch(self, update: int) -> OptimizerBatch:
+    def _prepared_batch(self, update: int, preparation: Preparation) -> OptimizerBatch:
         """One of those that were drawn for the whole epoch; the ages are those of now, as the current policy's are."""
         first, index = update - update % self.batches_per_epoch, update % self.batches_per_epoch
         if index == 0:
-            self._epoch = self._prepared_epoch(range(first, first + self.batches_per_epoch))
-        batch = self._epoch.take(index)
+            self._epoch = self._prepared_epoch(range(first, first + self.batches_per_epoch), preparation)
+        batch = self._epoch.take(index, preparation.settings)
         for micro_batch in batch.micro_batches:
             micro_batch.ages = torch.from_numpy(self._ages(micro_batch.ids.numpy()))
         return batch
 
-    def _prepared_epoch(self, updates: range) -> PreparedEpoch:
-        assert self._prepare is not None
+    def _prepared_epoch(self, updates: range, preparation: Preparation) -> PreparedEpoch:
         batches = [self._batch(update) for update in updates]
         start = time.perf_counter()
-        self._prepare([micro_batch for batch in batches for micro_batch in batch.micro_batches])
+        preparation.fill([micro_batch for batch in batches for micro_batch in batch.micro_batches])
         self.seconds_preparing += time.perf_counter() - start
-        return PreparedEpoch(dict(enumerate(batches)))
+        return PreparedEpoch(dict(enumerate(batches)), preparation.settings)
 
     def _fresh_part(self, update: int) -> Part:
         epoch, index = divmod(update, self.batches_per_epoch)
@@ -368,7 +373,8 @@ class ReplayDataModule(LoopDataModule):
         if not np.isin(fresh, self.buffer.ids()).all():
             raise ConfigurationError("the checkpoint is damaged: trajectories of its iteration are not in its buffer")
         self._fresh = fresh
-        self._epoch = PreparedEpoch.restored(state_dict.get("epoch", {}), self.buffer)
+        if self._preparation is not None:
+            self._epoch = PreparedEpoch.restored(state_dict["epoch"], self.buffer)
 
     def teardown(self, stage: str) -> None:
         """Stop the buffer's thread."""

@@ -19,6 +19,7 @@ from freshper_lightning.callbacks.rollout import RolloutCallback
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.module import PolicyModule, StepObservation
 from freshper_lightning.policy.packing import TrajectoryBatch, collate
+from freshper_lightning.policy.scoring import evaluate
 from freshper_lightning.replay import AdaptiveTau, ExponentialDecay, HeldOut, LogRatios
 from freshper_lightning.replay.adaptive import LEVELS, Growth, Level
 from freshper_lightning.replay.schemes import GumbelTopK, Stratified, WholeGroups
@@ -295,14 +296,11 @@ class FreshnessCallback(Callback):
         self._visited = state_dict["visited"].numpy().copy()
 
 
-@torch.no_grad()
 def _log_ratios(trainer: Trainer, module: PolicyModule, items: Sequence[Trajectory]) -> NDArray[np.float64]:
     """float64 [S]: log-ratio of current to behavior policy at each sampled token; a forward pass of all ranks."""
     batch = collate(items, phase="replay").to(module.device)
     with trainer.precision_plugin.forward_context():
-        seen = module.policy(
-            batch.input_ids, batch.position_ids, batch.predicted_from, batch.targets, module.temperature
-        )
+        seen = evaluate(module.policy, batch, module.temperature)
     assert batch.behavior_log_probs is not None
     log_ratios: NDArray[np.float64] = (seen.log_probs - batch.behavior_log_probs).double().cpu().numpy()
     return log_ratios

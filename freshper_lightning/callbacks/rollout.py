@@ -13,6 +13,7 @@ from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from datamodules.epoch import Preparation
 from datamodules.replay import Measure, ReplayDataModule
 from freshper_lightning.callbacks.checks import check_configuration
 from freshper_lightning.callbacks.critic import Visits, priorities_at_collection
@@ -24,7 +25,7 @@ from freshper_lightning.checkpoint import save_end, save_last_good
 from freshper_lightning.errors import NonFiniteError
 from freshper_lightning.policy.module import PolicyModule
 from freshper_lightning.policy.packing import TrajectoryBatch
-from freshper_lightning.policy.preparation import prepare
+from freshper_lightning.policy.preparation import prepare, prepared_under
 from freshper_lightning.replay import TDError
 from freshper_lightning.replay.clock import DRIFT_CLOCKS
 from freshper_lightning.rollout.collector import Collection, Collector, EnvironmentConfig, Play
@@ -110,8 +111,9 @@ class RolloutCallback(Callback):
         check_configuration(trainer, module, self)
         data = replay_data(trainer)
         if data is not None:
-            needed = module.algorithm.needs_preparation()
-            prepared = partial(prepare, module, reduce=summing(trainer)) if needed else None
+            prepared = None
+            if module.algorithm.needs_preparation():
+                prepared = Preparation(partial(prepare, module, reduce=summing(trainer)), prepared_under(module))
             size, longest = self.groups * self.group_size, self.engine_config.max_model_len
             data.bind(size, lambda: self.clock, self.group_size, prepared, longest, _measure(module, data))
 

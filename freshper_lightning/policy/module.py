@@ -30,7 +30,7 @@ from freshper_lightning.policy.lora import BasePolicy, LoraSettings
 from freshper_lightning.policy.net import PolicyNet
 from freshper_lightning.policy.packing import Phase, TrajectoryBatch
 from freshper_lightning.policy.saved import is_frozen, parts, require_parts
-from freshper_lightning.policy.scoring import num_passes, token_log_probs
+from freshper_lightning.policy.scoring import evaluate, passes_of_all_ranks, token_log_probs
 from freshper_lightning.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
@@ -194,8 +194,7 @@ class PolicyModule(LightningModule):
         forward = (batch.input_ids, batch.position_ids, batch.predicted_from, batch.targets, self.temperature)
         reference = batch.reference_log_probs
         if self.reference is not None and self.algorithm.needs_reference() and reference is None:
-            with torch.no_grad():
-                reference = self.reference(*forward).log_probs
+            reference = evaluate(self.reference, batch, self.temperature).log_probs
         log_probs, entropy, values = self.policy(
             *forward, with_entropy=self.algorithm.needs_rollouts, entropy_gradient=self.algorithm.needs_entropy()
         )
@@ -227,8 +226,7 @@ class PolicyModule(LightningModule):
         """
         if self.reference is None:
             raise RuntimeError(f"{self.algorithm} has no reference policy")
-        own = torch.tensor(float(num_passes(len(trajectories))), device=self.device)
-        passes = int(self.trainer.strategy.reduce(own, reduce_op="max"))
+        passes = passes_of_all_ranks(self.trainer.strategy, len(trajectories))
         with self.trainer.strategy.precision_plugin.forward_context():
             return token_log_probs(self.reference, trajectories, self.temperature, self.device, passes)
 

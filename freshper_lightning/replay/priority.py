@@ -128,9 +128,9 @@ class GroupSpread(_OffsetPriority):
 class TDError(_OffsetPriority):
     """Mean of ``|TD error|`` over the sampled tokens, plus eps; measured by a critic, never guessed. Rewritten.
 
-    The trainer of the critic measures the errors, and hands ``measured`` of them to ``priorities`` of
-    :meth:`freshper_lightning.replay.ReplayBuffer.add` at collection, and after a visit to
-    :meth:`freshper_lightning.replay.ReplayBuffer.update_priorities`.
+    The trainer of the critic measures the errors, and hands ``measured`` of them after a visit to
+    :meth:`freshper_lightning.replay.ReplayBuffer.update_priorities`. What may be drawn before its first visit needs
+    them as ``priorities`` of :meth:`freshper_lightning.replay.ReplayBuffer.add`.
     Source: Schaul et al. 2016 (1511.05952), section 3.3, proportional variant.
     """
 
