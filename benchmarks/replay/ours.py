@@ -58,9 +58,10 @@ class Ours(Contender):
         _ = self.buffer.sample(BATCH, self._reading(), BETA).trajectories
 
     def decay(self) -> None:
-        """What a draw at a new reading has to do before it can choose; nothing where the decay factorises."""
+        """A draw of one, which evaluates all priorities at a new reading; nothing where the decay factorises."""
         self.now += 1
-        self.buffer.has_mass(self._reading())
+        if not self._decay.factorises:
+            self.buffer.sample(1, self._reading(), BETA)
 
     def save(self, path: Path) -> None:
         """The whole state, flushed to disk."""

@@ -3,24 +3,25 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, get_args
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from freshper_lightning.replay.clock import CLOCKS, ClockName, clock_value
+from freshper_lightning.replay.clock import ClockName, clock_value
 from freshper_lightning.replay.codec import LogProbDtype
 from freshper_lightning.replay.columns import Floats, Integers
 from freshper_lightning.replay.content import ROW_BYTES, Bounds, Content
 from freshper_lightning.replay.decay import Decay
 from freshper_lightning.replay.draw import Draw, HandedOut
 from freshper_lightning.replay.evaluator import Evaluator
-from freshper_lightning.replay.eviction import Eviction, EvictionName, eviction_of
+from freshper_lightning.replay.eviction import Eviction, EvictionName
 from freshper_lightning.replay.locking import exclusive
 from freshper_lightning.replay.masses import Masses, Scale, Version
+from freshper_lightning.replay.parameters import Parameters, Parametrised
 from freshper_lightning.replay.priority import Priority, RatePriority, bases_of
-from freshper_lightning.replay.requirements import measured, require, require_bounds, require_one_of
-from freshper_lightning.replay.schemes import DrawName, DrawScheme, NothingToDraw, Picked, scheme_of
+from freshper_lightning.replay.requirements import measured, numbers_of, require, require_whole_number
+from freshper_lightning.replay.schemes import DrawName, DrawScheme, NothingToDraw, Picked
 from freshper_lightning.replay.stored import StoredTrajectories
 from freshper_lightning.replay.streams import DrawStreams
 from freshper_lightning.replay.success import SuccessRates
@@ -31,7 +32,7 @@ from freshper_lightning.trajectory import ClockReading, Trajectory
 FORMAT_VERSION = 3
 
 
-class ReplayBuffer(StoredTrajectories):
+class ReplayBuffer(Parametrised, StoredTrajectories):
     """Every draw has probabilities ``p**alpha / sum p**alpha`` exactly, ``p = base x freshness`` at that moment.
 
     ``log p = log base + log fresh + log decay(now - since)``. A new entry has its own priority at once; there is no
@@ -82,31 +83,36 @@ class ReplayBuffer(StoredTrajectories):
         log_prob_dtype: LogProbDtype = "float32",
         memory_map: str | Path | None = None,
     ) -> None:
-        require_bounds(capacity, max_bytes, alpha, seed)
-        require_one_of("clock", clock, CLOCKS)
-        require_one_of("weights", weights, get_args(WeightsOver))
-        require_one_of("log_prob_dtype", log_prob_dtype, get_args(LogProbDtype))
-        directory = None if memory_map is None else Path(memory_map)
-        require(directory is None or directory.is_dir(), "memory_map", memory_map, "an existing folder, or none")
-        self.capacity, self.max_bytes = capacity, max_bytes
-        self.priority, self.decay, self.clock, self.alpha = priority, decay, clock, alpha
-        self.seed, self.weights = seed, weights
-        self.scheme, self.eviction = scheme_of(draw), eviction_of(eviction)
-        self.asynchronous = asynchronous
+        Parametrised.__init__(
+            self,
+            Parameters(
+                capacity,
+                priority,
+                decay,
+                clock,
+                alpha,
+                seed,
+                max_bytes,
+                draw,
+                eviction,
+                asynchronous,
+                weights,
+                log_prob_dtype,
+                memory_map,
+            ),
+        )
         self._version = Version()
-        self._log_prob_dtype: LogProbDtype = log_prob_dtype
-        self._directory = directory
-        super().__init__(self._new_content())
+        StoredTrajectories.__init__(self, self._new_content())
         self._rates = SuccessRates()
         self._next_id = 0
         self._draws = 0
-        self._streams = DrawStreams(seed)
+        self._streams = DrawStreams()
         self._newest = -np.inf
         self._evaluator = Evaluator()
         self._handed_out = HandedOut()
 
     def _new_content(self) -> Content:
-        return Content(self._version, self._log_prob_dtype, self._directory)
+        return Content(self._version, self._parameters.log_prob_dtype, self._parameters.directory)
 
     def __enter__(self) -> Self:
         return self
@@ -118,16 +124,14 @@ class ReplayBuffer(StoredTrajectories):
 
     def __reduce__(self) -> tuple[Callable[..., "ReplayBuffer"], tuple[Any, ...]]:
         """A copy, and a buffer that was pickled, is one of its own: same parameters and content, no thread yet."""
-        where = self._log_prob_dtype, self._directory
-        limits = self.alpha, self.seed, self.max_bytes
-        rules = self.scheme, self.eviction, self.asynchronous, self.weights
-        parameters = (self.capacity, self.priority, self.decay, self.clock, *limits, *rules, *where)
-        return _rebuilt, (type(self), parameters, self.state_dict())
+        return _rebuilt, (type(self), vars(self._parameters), self.state_dict())
 
+    @exclusive
     def draws(self) -> int:
         """Number of draws so far, over all runs that this state has been through."""
         return self._draws
 
+    @exclusive
     def evicted(self) -> int:
         """Number of trajectories that had to go so far, over all runs that this state has been through."""
         return self._next_id - len(self)
@@ -201,7 +205,7 @@ class ReplayBuffer(StoredTrajectories):
                 does not count.
             ValueError: ``n`` is below 1 or does not suit the draw, ``beta`` outside [0, 1], or the clock ran backwards.
         """
-        require(n >= 1, "n", n, "at least 1")
+        require_whole_number("n", n, 1)
         require(0 <= beta <= 1, "beta", beta, "in [0, 1]")
         masses, columns = self._masses_at(now), self._content.columns
         picked, shortage = self._pick(masses, n)
@@ -229,14 +233,9 @@ class ReplayBuffer(StoredTrajectories):
 
     def _pick(self, masses: Masses, n: int) -> tuple[Picked | None, NothingToDraw | None]:
         try:
-            return self.scheme.pick(masses, self._content.columns, n, self._streams.of(self._draws)), None
+            return self.scheme.pick(masses, self._content.columns, n, self._streams.of(self.seed, self._draws)), None
         except NothingToDraw as shortage:
             return None, shortage
-
-    @exclusive
-    def has_mass(self, now: ClockReading) -> bool:
-        """Whether :meth:`sample` would find something to draw at this moment, when it reuses the work done here."""
-        return self.scheme.total(self._masses_at(now), self._content.columns) > 0
 
     @exclusive
     def probabilities(self, now: ClockReading) -> Floats:
@@ -287,7 +286,7 @@ class ReplayBuffer(StoredTrajectories):
             ValueError: A value is above 0 or NaN, the lengths differ, or the clock ran backwards; nothing is changed.
         """
         self._evaluator.raise_failure()
-        values = np.asarray(log_fresh, np.float64)
+        values = numbers_of("log_fresh", log_fresh)
         wrong = values[~(values <= 0)]
         require(len(wrong) == 0, "log_fresh", wrong[:1].tolist(), "at most 0")
         since = self._clock_value(now)
@@ -310,6 +309,7 @@ class ReplayBuffer(StoredTrajectories):
         if self.asynchronous and not self.decay.factorises:
             self._evaluator.prefetch(self._adjusted().masses, value)
 
+    @exclusive
     def close(self) -> None:
         """Ends the decay thread; the buffer stays usable, and a later :meth:`prefetch` starts a new thread.
 
@@ -386,7 +386,7 @@ class ReplayBuffer(StoredTrajectories):
             require(size <= self.max_bytes, "bytes of trajectories", size, f"at most max_bytes, {self.max_bytes}")
 
 
-def _rebuilt(kind: type[ReplayBuffer], parameters: tuple[Any, ...], state: dict[str, Any]) -> ReplayBuffer:
-    buffer = kind(*parameters)
+def _rebuilt(kind: type[ReplayBuffer], parameters: dict[str, Any], state: dict[str, Any]) -> ReplayBuffer:
+    buffer = kind(**parameters)
     buffer.load_state_dict(state)
     return buffer

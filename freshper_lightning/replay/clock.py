@@ -1,5 +1,6 @@
 """The clock: what the age of a stored trajectory is measured in."""
 
+import math
 from typing import Literal, get_args
 
 from freshper_lightning.trajectory import ClockReading
@@ -17,9 +18,11 @@ def clock_value(reading: ClockReading, clock: ClockName) -> float:
     """The reading in the unit named by ``clock``.
 
     Raises:
-        ValueError: ``clock`` is not one of the known units.
+        ValueError: ``clock`` is not one of the known units, or the reading is not finite.
     """
     if clock not in CLOCKS:
         raise ValueError(f"clock must be one of {', '.join(CLOCKS)}, not {clock!r}")
     value: float = getattr(reading, "iteration" if clock == "iterations" else clock)
+    if not math.isfinite(value):
+        raise ValueError(f"the reading of the clock ({clock}) must be finite, not {value!r}")
     return value

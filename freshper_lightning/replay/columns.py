@@ -5,6 +5,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from freshper_lightning.replay.requirements import ids_of
+
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -126,19 +128,20 @@ class Columns:
             return np.zeros(len(ids), np.int64), np.zeros(len(ids), np.bool_)
         # Where no row between others was ever removed, ids count up by one.
         rows = np.minimum(np.maximum(ids - self.ids[0], 0), self.end - 1)
-        found = self.ids[rows] == ids
+        # A dead row may bear the id of a live one; see :meth:`load`.
+        found = (self.ids[rows] == ids) & self.live[rows]
         if not found.all():
             rows = np.minimum(np.searchsorted(self.ids[: self.end], ids), self.end - 1)
-            found = self.ids[rows] == ids
-        return rows, found & self.live[rows]
+            found = (self.ids[rows] == ids) & self.live[rows]
+        return rows, found
 
     def stored_rows(self, ids: ArrayLike, count: int) -> tuple[Integers, Flags]:
         """Rows of those of ``count`` ids that are stored, and which of them are.
 
         Raises:
-            ValueError: There is another number of ids.
+            ValueError: There is another number of ids, or they are not integers.
         """
-        wanted = np.asarray(ids, np.int64)
+        wanted = ids_of(ids)
         if wanted.shape != (count,):
             raise ValueError(f"ids and values must be two sequences of one length, not {wanted.shape} and ({count},)")
         rows, stored = self.rows_of(wanted)
@@ -149,8 +152,9 @@ class Columns:
 
         Raises:
             KeyError: An id is not stored; the message names it.
+            ValueError: They are not integers in one sequence.
         """
-        wanted = np.asarray(ids, np.int64)
+        wanted = ids_of(ids)
         rows, stored = self.rows_of(wanted)
         if not stored.all():
             raise KeyError(int(wanted[~stored][0]))

@@ -37,7 +37,6 @@ class Draw:
     What a loss divides by, such as a number of tokens, has the expectation of one buffer when it is summed with these.
     """
     _read: Callable[[Integers], tuple[Trajectory, ...]] = field(repr=False)
-
     _lock: AbstractContextManager[Any] = field(repr=False)
     """The buffer's own, so that nothing is evicted between a look and a read."""
     _found: list[Trajectory] = field(default_factory=list, repr=False)
@@ -52,6 +51,11 @@ class Draw:
         """Copies of the five arrays, by name."""
         return {name: torch.tensor(getattr(self, name)) for name in COLUMNS}
 
+    def __reduce__(self) -> tuple[Callable[..., "Draw"], tuple[Any, ...]]:
+        """A copy, and a draw that was pickled, has its trajectories with it and needs no buffer."""
+        numbers = self.ids, self.probabilities, self.weights, self.ages, self.multiplicities
+        return Draw, (*numbers, _nothing, nullcontext(), list(self.trajectories))
+
     @property
     def trajectories(self) -> tuple[Trajectory, ...]:
         """The trajectory of each id; read when first asked for, or before one of them is evicted."""
@@ -64,19 +68,19 @@ class Draw:
         """Whether the trajectories have been read."""
         return len(self._found) == len(self.ids)
 
-    def effective_size(self) -> float:
-        """Number of equally weighted, distinct trajectories that say as much: ``(sum w)**2 / sum w**2`` over ids.
-
-        An id that comes up several times counts once, with the sum of its weights. 0 for an empty draw.
-        """
-        total, squares = self.weight_sums()
-        return total**2 / squares if squares else 0.0
-
     def weight_sums(self) -> tuple[float, float]:
-        """Sum of weights and of their squares, by id; those of the draws of several ranks add up."""
+        """Sum of weights and of their squares; those of the draws of several ranks add up.
+
+        An id that comes up several times counts once, with the sum of its weights, so that ``(sum w)**2 / sum w**2`` is
+        the number of equally weighted, distinct trajectories that say as much.
+        """
         _, which = np.unique(self.ids, return_inverse=True)
         weights = np.bincount(which, self.weights)
         return float(weights.sum()), float(np.square(weights).sum())
+
+
+def _nothing(ids: Integers) -> tuple[Trajectory, ...]:
+    return ()
 
 
 class HandedOut:

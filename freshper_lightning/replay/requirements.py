@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike
-
-from freshper_lightning.replay.columns import Floats
+from numpy.typing import ArrayLike, NDArray
 
 
 def require(condition: bool, name: str, value: object, allowed: str) -> None:
@@ -23,21 +21,42 @@ def require_one_of(name: str, value: object, allowed: Sequence[str]) -> None:
     require(value in allowed, name, value, f"one of {', '.join(allowed)}")
 
 
-def require_bounds(capacity: int, max_bytes: int | None, alpha: float, seed: int) -> None:
-    """Does nothing if the numbers of a replay buffer are possible; see :func:`require`."""
-    require(capacity >= 1, "capacity", capacity, "at least 1")
-    require(max_bytes is None or max_bytes >= 1, "max_bytes", max_bytes, "at least 1, or none for no limit")
-    require(0 <= alpha <= 1, "alpha", alpha, "in [0, 1]")
-    require(seed >= 0, "seed", seed, "at least 0")
+def require_whole_number(name: str, value: object, least: int) -> None:
+    """Does nothing if the value is an integer of at least ``least``; see :func:`require`."""
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    require(whole and value >= least, name, value, f"an integer, at least {least}")  # type: ignore[operator]
 
 
-def measured(values: ArrayLike, count: int | None) -> Floats:
+def ids_of(ids: ArrayLike) -> NDArray[np.int64]:
+    """Ids as int64 [n].
+
+    Raises:
+        ValueError: They are not integers, or not in one sequence.
+    """
+    found = np.asarray(ids)
+    whole = found.dtype.kind in "iu" or found.size == 0
+    require(found.ndim == 1 and whole, "ids", ids, "integers in one sequence")
+    return found.astype(np.int64, copy=False)
+
+
+def numbers_of(name: str, values: ArrayLike) -> NDArray[np.float64]:
+    """Numbers as float64 [n].
+
+    Raises:
+        ValueError: They are not in one sequence.
+    """
+    found = np.asarray(values, np.float64)
+    require(found.ndim == 1, name, values, "numbers in one sequence")
+    return found
+
+
+def measured(values: ArrayLike, count: int | None) -> NDArray[np.float64]:
     """Base priorities as float64 [n].
 
     Raises:
         ValueError: One is not finite or below 0, or there are not ``count`` of them.
     """
-    base = np.asarray(values, np.float64)
+    base = numbers_of("priorities", values)
     wrong = base[~(np.isfinite(base) & (base >= 0))]
     require(len(wrong) == 0, "priority", wrong[:1].tolist(), "finite and at least 0")
     require(count is None or base.shape == (count,), "shape of priorities", base.shape, f"({count},)")

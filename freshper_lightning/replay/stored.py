@@ -1,13 +1,11 @@
 """Trajectories by id: what a replay buffer is before anything is drawn from it."""
 
-import threading
-
 import numpy as np
 from numpy.typing import ArrayLike
 
 from freshper_lightning.replay.columns import Floats, Integers
 from freshper_lightning.replay.content import Content
-from freshper_lightning.replay.locking import exclusive
+from freshper_lightning.replay.locking import Turns, exclusive
 from freshper_lightning.trajectory import Trajectory
 
 
@@ -16,22 +14,26 @@ class StoredTrajectories:
 
     def __init__(self, content: Content) -> None:
         self._content = content
-        self._lock = threading.RLock()
+        self._lock = Turns()
 
+    @exclusive
     def __len__(self) -> int:
         return len(self._content)
 
     @property
+    @exclusive
     def nbytes(self) -> int:
         """Bytes of all trajectories, their images and their rows: what ``max_bytes`` bounds."""
         return self._content.nbytes
 
     @property
+    @exclusive
     def image_nbytes(self) -> int:
         """The part of ``nbytes`` that is images."""
         return self._content.store.image_nbytes
 
     @property
+    @exclusive
     def allocated(self) -> int:
         """Bytes of memory, or of mapped files, that are held: ``nbytes``, and the room that is not used."""
         return self._content.allocated

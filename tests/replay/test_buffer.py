@@ -1,3 +1,5 @@
+from copy import deepcopy
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from freshper_lightning.replay import (
     AbsoluteReward,
     ExponentialDecay,
     NothingToDraw,
+    Priority,
     TDError,
 )
 from freshper_lightning.replay.content import ROW_BYTES
@@ -19,7 +22,13 @@ from tests.replay.builders import START, assert_same, assert_same_draw, make_buf
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
     [
-        ("capacity", 0, "at least 1"),
+        ("capacity", 0, "an integer, at least 1"),
+        ("capacity", 2.5, "an integer"),
+        ("capacity", float("inf"), "an integer"),
+        ("capacity", True, "an integer"),
+        ("max_bytes", 1e9, "an integer"),
+        ("seed", 0.5, "an integer"),
+        ("decay", "exponential", "a Decay"),
         ("alpha", -0.1, r"in \[0, 1\]"),
         ("alpha", float("nan"), r"in \[0, 1\]"),
         ("seed", -1, "at least 0"),
@@ -142,7 +151,6 @@ def test_entries_with_base_zero_are_never_drawn():
 
 def test_an_empty_buffer_has_nothing_to_draw():
     buffer = make_buffer()
-    assert not buffer.has_mass(START)
     assert buffer.probabilities(START).tolist() == []
     with pytest.raises(NothingToDraw, match="none of 0"):
         buffer.sample(1, START, beta=0.4)
@@ -151,12 +159,10 @@ def test_an_empty_buffer_has_nothing_to_draw():
 def test_zero_rewards_without_eps_leave_nothing_to_draw():
     buffer = make_buffer()
     buffer.add(of_rewards(0, 0), START)
-    assert not buffer.has_mass(START)
     with pytest.raises(NothingToDraw, match="none of 2"):
         buffer.sample(1, START, beta=0.4)
     assert buffer.draws() == 0
     buffer.add(of_rewards(1), START)
-    assert buffer.has_mass(START)
     assert buffer.sample(1, START, beta=0.4).ids.tolist() == [2]
 
 
@@ -196,7 +202,9 @@ def test_beta_zero_means_no_correction():
     assert buffer.sample(16, START, beta=0.0).weights.tolist() == [1.0] * 16
 
 
-@pytest.mark.parametrize(("n", "beta", "name"), [(0, 0.4, "n"), (1, -0.1, "beta"), (1, 1.1, "beta")])
+@pytest.mark.parametrize(
+    ("n", "beta", "name"), [(0, 0.4, "n"), (1.5, 0.4, "n"), (2.0, 0.4, "n"), (1, -0.1, "beta"), (1, 1.1, "beta")]
+)
 def test_a_bad_request_is_refused(n, beta, name):
     buffer = make_buffer()
     buffer.add(of_rewards(1), START)
@@ -229,6 +237,82 @@ def test_draws_follow_the_probabilities_over_many_batches():
     expected = batches * n * buffer.probabilities(now)
     assert (np.abs(counts - expected) <= 5 * np.sqrt(batches / 2)).all()
     assert (counts[expected == 0] == 0).all()
+
+
+def test_a_seed_that_is_assigned_is_the_one_that_counts():
+    late, plain, other = make_buffer(), make_buffer(), make_buffer(seed=12)
+    for buffer in (late, plain, other):
+        buffer.add(of_rewards(*range(1, 60)), START)
+    late.seed = 12
+    copy = deepcopy(late)
+    draw = late.sample(8, START, beta=0.4)
+    assert draw.ids.tolist() != plain.sample(8, START, beta=0.4).ids.tolist()
+    for buffer in (copy, other):
+        assert_same_draw(draw, buffer.sample(8, START, beta=0.4))
+
+
+@pytest.mark.parametrize(
+    "name", ["capacity", "max_bytes", "priority", "clock", "alpha", "eviction", "asynchronous", "weights"]
+)
+def test_parameters_that_nothing_changes_are_read_only(name):
+    buffer = make_buffer()
+    with pytest.raises(AttributeError):
+        setattr(buffer, name, getattr(buffer, name))
+
+
+@pytest.mark.parametrize(("name", "value"), [("seed", -1), ("seed", 1.5), ("decay", "none"), ("scheme", "best")])
+def test_a_parameter_that_is_assigned_is_checked_and_a_wrong_one_changes_nothing(name, value):
+    buffer = make_buffer()
+    before = getattr(buffer, name)
+    with pytest.raises(ValueError, match=f"{'draw' if name == 'scheme' else name} must be .* not {value!r}"):
+        setattr(buffer, name, value)
+    assert getattr(buffer, name) == before
+
+
+@pytest.mark.parametrize("ids", [[1.9], [True], np.array([False, True]), 0, [[0]], ["0"]])
+def test_ids_that_are_no_integers_in_one_sequence_are_refused(ids):
+    buffer = make_buffer()
+    buffer.add(of_rewards(1, 2), START)
+    count = np.size(ids)
+    calls = [buffer.get, buffer.bases, buffer.pin, buffer.unpin]
+    calls += [lambda ids: buffer.update_priorities(ids, [3.0] * count)]
+    calls += [lambda ids: buffer.observe(ids, [-1.0] * count, START)]
+    for call in calls:
+        with pytest.raises(ValueError, match="ids must be integers in one sequence"):
+            call(ids)
+    assert buffer.bases([0, 1]).tolist() == pytest.approx([1, 2])
+
+
+@pytest.mark.parametrize("values", [1.0, [[-1.0]], [[-1.0, -2.0]]])
+def test_values_that_are_not_in_one_sequence_are_refused(values):
+    buffer = make_buffer()
+    buffer.add(of_rewards(1, 2), START)
+    with pytest.raises(ValueError, match="priorities must be numbers in one sequence"):
+        buffer.update_priorities([0], np.abs(values))
+    with pytest.raises(ValueError, match="log_fresh must be numbers in one sequence"):
+        buffer.observe([0], values, START)
+    with pytest.raises(ValueError, match="priorities must be numbers in one sequence"):
+        buffer.add(of_rewards(1), START, priorities=np.abs(values))
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_a_clock_that_is_not_finite_is_refused(value):
+    buffer = make_buffer(clock="drift")
+    with pytest.raises(ValueError, match=r"reading of the clock \(drift\) must be finite"):
+        buffer.add(of_rewards(1), ClockReading(drift=value))
+    with pytest.raises(ValueError, match=r"reading of the clock \(drift\) must be finite"):
+        buffer.probabilities(ClockReading(drift=value))
+    assert len(buffer) == 0
+
+
+class Nameless(Priority):
+    def base(self, trajectory):
+        return 1.0
+
+
+def test_a_priority_that_no_saved_state_could_name_is_refused():
+    with pytest.raises(ValueError, match="priority must be a dataclass"):
+        make_buffer(priority=Nameless())
 
 
 def test_update_replaces_base_priorities_and_keeps_ages():

@@ -3,6 +3,7 @@
 import io
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 
 import pytest
 import torch
@@ -70,11 +71,12 @@ class BufferAgainstModel(RuleBasedStateMachine):
         eviction=evictions,
         threaded=st.booleans(),
         many=st.booleans(),
+        most_dead=st.sampled_from([2, 50]),
     )
-    def start(self, alpha, decay, eviction, threaded, many):
+    def start(self, alpha, decay, eviction, threaded, many, most_dead):
         self.patch, self.many, self.interval = pytest.MonkeyPatch(), many, sys.getswitchinterval()
         sys.setswitchinterval(1e-5 if many else self.interval)
-        self.patch.setattr(columns, "_MOST_DEAD", 2)  # so that rows move often
+        self.patch.setattr(columns, "_MOST_DEAD", most_dead)  # rows move often, or have holes between them for long
         self.alpha, self.decay, self.eviction, self.threaded = alpha, decay, eviction, threaded
         self.now, self.entries, self.next_id, self.draws = 0, {}, 0, 0
         self.buffer = self.new_buffer()
@@ -186,7 +188,7 @@ class BufferAgainstModel(RuleBasedStateMachine):
         self.buffer.load_state_dict(torch.load(file, weights_only=True))
         assert self.buffer.probabilities(self.reading).tobytes() == before
 
-    @precondition(lambda self: self.buffer.has_mass(self.reading))
+    @precondition(lambda self: self.buffer.probabilities(self.reading).any())
     @rule(n=st.integers(1, 9) | st.integers(10, 100), beta=st.floats(0, 1))
     def sample(self, n, beta):
         model = dict(zip(self.entries, self.model_probabilities(), strict=True))
@@ -214,6 +216,12 @@ class BufferAgainstModel(RuleBasedStateMachine):
         expected = self.model_probabilities()
         for probabilities in self.in_threads(lambda: self.buffer.probabilities(self.reading)):
             assert_exact(probabilities, expected)
+
+    @invariant()
+    def each_id_is_found_by_itself_here_and_in_a_copy(self):
+        for buffer in (self.buffer, deepcopy(self.buffer)):
+            for key, entry in self.entries.items():
+                assert buffer.get([key])[0].rewards.tolist() == entry.trajectory.rewards.tolist()
 
 
 BufferAgainstModel.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

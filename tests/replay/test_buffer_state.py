@@ -6,7 +6,7 @@ import torch
 
 from freshper_lightning.replay import ExponentialDecay, Learnability, UniformPriority, columns, reshard
 from freshper_lightning.trajectory import ClockReading
-from tests.replay.builders import START, assert_same_draw, make_buffer, make_trajectory, of_rewards
+from tests.replay.builders import START, assert_same, assert_same_draw, make_buffer, make_trajectory, of_rewards
 
 
 def saved_and_loaded(state):
@@ -117,6 +117,21 @@ def test_a_restart_changes_no_bit_though_rows_have_moved_and_scales_were_renewed
     assert whole == broken
 
 
+@pytest.mark.parametrize("again", [lambda state: state, saved_and_loaded], ids=["direct", "through a file"])
+@pytest.mark.parametrize("eviction", ["lowest", "fifo"])
+def test_each_id_is_found_by_itself_after_a_restart_though_others_between_have_gone(eviction, again):
+    buffer, restored = (make_buffer(capacity=4, eviction=eviction) for _ in range(2))
+    buffer.add(of_rewards(1, 5, 1.5, 6), START)
+    buffer.pin([1])
+    buffer.add(of_rewards(9, 9), START)
+    restored.load_state_dict(again(buffer.state_dict()))
+    for key in buffer.ids().tolist():
+        assert_same(restored.get([key])[0], buffer.get([key])[0])
+        assert restored.update_priorities([key], [3.0]) == restored.observe([key], [-1.0], START) == 0
+        restored.pin([key])
+    assert restored.pinned().tolist() == buffer.ids().tolist()
+
+
 def test_looking_does_not_change_what_comes():
     plain, watched = (make_buffer(capacity=50, decay=ExponentialDecay(tau=3), alpha=0.6) for _ in range(2))
     for step in range(60):
@@ -124,7 +139,7 @@ def test_looking_does_not_change_what_comes():
         for buffer in (plain, watched):
             buffer.add(of_rewards(*range(1, step % 7 + 2)), now)
             if buffer is watched:
-                buffer.probabilities(now), buffer.has_mass(now), buffer.state_dict(), buffer.nbytes
+                buffer.probabilities(now), buffer.state_dict(), buffer.nbytes
         assert_same_draw(plain.sample(4, now, beta=0.4), watched.sample(4, now, beta=0.4))
 
 

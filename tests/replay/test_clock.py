@@ -121,8 +121,11 @@ def test_a_window_and_a_hard_age_are_in_units_of_the_clock():
 def test_a_clock_of_real_numbers_that_runs_backwards_or_breaks_is_refused():
     buffer = make_buffer(clock="drift")
     buffer.add(of_rewards(1), ClockReading(drift=0.3))
-    for drift in (math.nextafter(0.3, 0), math.nan):
-        with pytest.raises(ValueError, match=r"now \(drift\) must be at least 0.3"):
+    for drift, message in (
+        (math.nextafter(0.3, 0), r"now \(drift\) must be at least 0.3"),
+        (math.nan, "finite, not nan"),
+    ):
+        with pytest.raises(ValueError, match=message):
             buffer.sample(1, ClockReading(drift=drift), beta=0.4)
 
 

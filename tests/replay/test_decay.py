@@ -73,7 +73,7 @@ class Broken(Decay):
 
 
 @pytest.mark.parametrize("value", [math.nan, 1e-9, math.inf])
-@pytest.mark.parametrize("use", ["sample", "probabilities", "has_mass"])
+@pytest.mark.parametrize("use", ["sample", "probabilities"])
 def test_a_decay_that_returns_no_freshness_is_named(value, use):
     buffer = make_buffer(decay=Broken(value), asynchronous=False)
     buffer.add(of_rewards(1, 2), ClockReading())

@@ -1,3 +1,6 @@
+import copy
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -6,7 +9,7 @@ from hypothesis import strategies as st
 from freshper_lightning.replay import ExponentialDecay, Fifo, HardAge, Lowest
 from freshper_lightning.replay.eviction import smallest
 from freshper_lightning.trajectory import ClockReading
-from tests.replay.builders import START, assert_same, make_buffer, make_trajectory, of_rewards
+from tests.replay.builders import START, assert_same, assert_same_draw, make_buffer, make_trajectory, of_rewards
 
 
 def test_the_lowest_priority_of_the_moment_goes_first_and_the_oldest_of_equal_ones():
@@ -49,16 +52,24 @@ def test_what_is_pinned_stays_and_too_much_of_it_is_an_error_that_changes_nothin
     assert buffer.pinned().tolist() == []
 
 
+def with_room_for(size, items, pin=False):
+    """A buffer that has the trajectories, and room for so many more bytes."""
+    alone = make_buffer()
+    alone.add(items, START)
+    buffer = make_buffer(max_bytes=alone.nbytes + size)
+    buffer.add(items, START, pin=pin)
+    return buffer
+
+
 def test_pinned_bytes_do_not_give_way_either():
-    buffer = make_buffer()
-    buffer.add([make_trajectory(images=(bytes(5000),))], START, pin=True)
-    buffer.max_bytes = buffer.nbytes + 100
+    buffer = with_room_for(100, [make_trajectory(images=(bytes(5000),))], pin=True)
     with pytest.raises(ValueError, match="more bytes is needed, but all that is left is pinned"):
         buffer.add([make_trajectory()], START)
     buffer.add([], START)
-    buffer.max_bytes += 5000
-    buffer.add([make_trajectory(images=(bytes(5000),))] * 10, START)
-    assert len(buffer) == 11
+    larger = make_buffer(max_bytes=buffer.max_bytes + 5000)
+    larger.load_state_dict(buffer.state_dict())
+    larger.add([make_trajectory(images=(bytes(5000),))] * 10, START)
+    assert len(larger) == 11
 
 
 def test_pinning_an_unknown_id_is_a_key_error_and_pins_nothing():
@@ -91,11 +102,19 @@ def test_a_draw_keeps_its_trajectories_though_they_are_evicted_before_it_is_look
             assert_same(trajectory, items[key])
 
 
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda draw: pickle.loads(pickle.dumps(draw))])
+def test_a_copy_of_a_draw_has_its_trajectories_with_it(copied):
+    buffer = make_buffer()
+    buffer.add(of_rewards(1, 2, 3), START)
+    draw = buffer.sample(8, START, beta=0.4)
+    assert_same_draw(draw, copied(draw))
+    assert copied(draw).multiplicities.tolist() == draw.multiplicities.tolist()
+
+
 def test_shared_images_are_counted_when_bytes_are_short():
     a, b = bytes(4000), b"b" * 4000
-    buffer = make_buffer()
-    buffer.add([make_trajectory(images=(a,)), make_trajectory(images=(a,)), make_trajectory(images=(b,))], START)
-    buffer.max_bytes = buffer.nbytes + 1000
+    items = [make_trajectory(images=(a,)), make_trajectory(images=(a,)), make_trajectory(images=(b,))]
+    buffer = with_room_for(1000, items)
     buffer.add([make_trajectory(images=(b"c" * 4000,))], START)
     assert buffer.ids().tolist() == [2, 3]  # the first alone would free nothing but its row
     buffer.add([make_trajectory(images=(b"b" * 4000,))], START)

@@ -35,7 +35,7 @@ def check(decay, log_decay):
     entries = [(reward, 0.0, step) for step, reward in enumerate(REWARDS)]
     for updates in (4, 9):
         now = ClockReading(updates=updates)
-        buffer.has_mass(now)
+        buffer.probabilities(now)
         expected = exact_probabilities(entries, updates, 0.6, log_decay)
         shares = np.array([float(share) for share in expected])
         assert_exact(buffer.probabilities(now), expected)

@@ -100,7 +100,7 @@ def test_a_finished_snapshot_is_used_and_nothing_is_evaluated_again():
         buffer.add([make_trajectory(), make_trajectory()], START)
         buffer.prefetch(now)
         wait_until(lambda: published(buffer) is not None)
-        assert buffer.has_mass(now)
+        assert buffer.probabilities(now).any()
         buffer.sample(4, now, beta=0.4)
         assert decay.evaluated_by_thread == [True]
 
@@ -209,7 +209,7 @@ def test_prefetch_and_draws_do_not_wait_for_the_thread_which_serves_the_newest_r
         lambda buffer: buffer.update_priorities([0], [1.0]),
         lambda buffer: buffer.observe([0], [0.0], START),
         lambda buffer: buffer.prefetch(START),
-        lambda buffer: buffer.has_mass(START),
+        lambda buffer: buffer.probabilities(START),
         lambda buffer: buffer.close(),
     ],
 )

@@ -116,7 +116,8 @@ def test_a_batch_that_is_no_multiple_of_the_group_size_is_refused():
 
 def test_groups_without_mass_are_nothing_to_draw():
     buffer = make_buffer(draw="groups")
-    assert not buffer.has_mass(START)
+    with pytest.raises(NothingToDraw):
+        buffer.sample(2, START, beta=0.4)
     buffer.add(groups([0, 0]), START)
     with pytest.raises(NothingToDraw):
         buffer.sample(2, START, beta=0.4)
@@ -139,18 +140,17 @@ def test_newest_and_oldest_go_by_age_and_leave_out_what_has_no_priority(draw, fi
     assert sorted(buffer.sample(3, START, beta=1.0).ids.tolist()) == later
 
 
-def test_effective_size_counts_an_entry_that_comes_up_twice_once():
+def test_sums_of_weights_count_an_entry_that_comes_up_twice_once():
     buffer = make_buffer(priority=UniformPriority())
     buffer.add(of_rewards(1), START)
-    assert buffer.sample(5, START, beta=0.4).effective_size() == 1.0
+    assert buffer.sample(5, START, beta=0.4).weight_sums() == (5, 25)
     buffer.add(of_rewards(*range(9)), START)
-    assert buffer.sample(10, START, beta=0.4).effective_size() == pytest.approx(10)
+    assert buffer.sample(10, START, beta=0.4).weight_sums() == pytest.approx((10, 10))
 
 
 def test_a_group_of_less_than_the_given_size_is_not_drawn_though_none_is_larger():
     buffer = make_buffer(draw=WholeGroups(size=3))
     buffer.add(groups([9, 9], [9, 9]), START)
-    assert not buffer.has_mass(START)
     with pytest.raises(NothingToDraw, match="no whole group"):
         buffer.sample(3, START, beta=0.4)
     buffer.add([make_trajectory((1.0,), group=7, member=member) for member in range(3)], START)
