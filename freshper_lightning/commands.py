@@ -1,6 +1,8 @@
 """Commands beside training: building models and writing them out."""
 
+import importlib
 from pathlib import Path
+from types import ModuleType
 
 from freshper_lightning.checkpoint import read_file
 from freshper_lightning.errors import ConfigurationError
@@ -11,20 +13,37 @@ from freshper_lightning.policy.net import PolicyNet
 from freshper_lightning.policy.tiny import TinySpec, build_tiny, train_tokenizer
 
 
-def tiny(path: str, spec: TinySpec = TinySpec(), vocabulary: int = 512, episodes: int = 200) -> None:
-    """Build a tiny language model for FrozenLake, with a tokenizer trained on what is said in the game.
+def tiny(
+    path: str,
+    spec: TinySpec = TinySpec(),
+    vocabulary: int = 512,
+    episodes: int = 200,
+    task: str = "freshper_lightning.envs.frozen_lake",
+) -> None:
+    """Build a tiny language model for one task, with a tokenizer trained on what is said in it.
 
     Args:
         path: Folder to write the Hugging Face checkpoint to.
         spec: Architecture and seed; about one million parameters by default.
         vocabulary: Tokens, the 256 bytes included.
         episodes: Episodes whose texts the tokenizer is trained on.
+        task: Module of the environment, with ``corpus(n, seed)``, what is said in n episodes, and ``ISOLATE``, a
+            regular expression for what stays in tokens of its own.
     """
-    from freshper_lightning.envs.frozen_lake import ISOLATE, corpus
-
-    tokenizer = train_tokenizer(corpus(episodes, seed=0), vocabulary, ISOLATE)
+    module = _task(task)
+    tokenizer = train_tokenizer(module.corpus(episodes, seed=0), vocabulary, module.ISOLATE)
     build_tiny(path, spec, tokenizer)
     print(f"tiny model with a vocabulary of {len(tokenizer)} tokens in {path}")
+
+
+def _task(name: str) -> ModuleType:
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(f"task={name!r} cannot be imported: {error}") from error
+    if not (hasattr(module, "corpus") and hasattr(module, "ISOLATE")):
+        raise ConfigurationError(f"task={name!r} must be a module with corpus and ISOLATE, as frozen_lake has them")
+    return module
 
 
 def export(checkpoint: str, model: str, path: str) -> None:

@@ -213,12 +213,17 @@ def test_a_refused_command_says_so_in_its_exit_code(model_path, tmp_path):
     assert done.stderr.startswith("freshper: error: rollout.groups=none must be int\n")
 
 
+GRIDS = {"sokoban_simple": "sokoban", "sokoban_hard": "sokoban", "cliff_walking": "cliff_walking"}
+"""Tasks on a grid, with the modules of their environments."""
+
 STACKS = {
     "warm_start": ("base", "frozenlake", "warm_start"),
     "freshper": ("base", "frozenlake", "freshper"),
     "quickstart": ("base", "frozenlake", "freshper", "quickstart"),
     "learn": ("base", "frozenlake", "freshper", "learn"),
     "gsm8k": ("base", "freshper", "gsm8k_smollm2"),
+    **{task: ("base", f"tasks/{task}", "freshper") for task in GRIDS},
+    **{f"{task}_warm_start": ("base", f"tasks/{task}", "warm_start", f"tasks/{task}_warm_start") for task in GRIDS},
 }
 
 
@@ -227,7 +232,8 @@ def stacked(names):
 
 
 def test_every_configuration_file_is_part_of_a_stack():
-    assert {path.stem for path in CONFIGS.glob("*.yaml")} == {name for names in STACKS.values() for name in names}
+    files = {str(path.relative_to(CONFIGS).with_suffix("")) for path in CONFIGS.rglob("*.yaml")}
+    assert files == {name for names in STACKS.values() for name in names}
 
 
 @pytest.mark.parametrize("stack", STACKS)
@@ -265,6 +271,30 @@ def test_the_frozen_lake_runs_an_iteration_on_a_tiny_model(tmp_path, lake_model,
     assert f"update/{phase}/loss" in scalars
     assert "success, greedy" in capsys.readouterr().out
     assert (tmp_path / "run" / "version_0" / "checkpoints" / "last.ckpt").exists()
+
+
+SMALL = {
+    "warm_start": ["--data.episodes=2", "--data.batch_size=2"],
+    "freshper": ["--data.batch_size=4", "--rollout.groups=1", "--rollout.group_size=4", "--data.minimum_size=4"],
+}
+
+
+@pytest.mark.parametrize("task", GRIDS)
+def test_a_task_on_a_grid_runs_its_warm_start_and_its_training_on_a_tiny_model(tmp_path, task, capsys):
+    spec = TinySpec(hidden_size=32, layers=1, heads=2, kv_heads=1, intermediate=64, max_position=6144)
+    model = tmp_path / "model"
+    commands.tiny(str(model), spec, episodes=20, task=f"freshper_lightning.envs.{GRIDS[task]}")
+    short = ["--rollout.environment.kwargs.max_turns=3"]
+    if task.startswith("sokoban"):
+        short += [f"--rollout.environment.kwargs.{key}" for key in ("min_moves=1", "max_moves=3")]
+    common = ["--trainer.max_epochs=1", "--evaluation.episodes=2", "--rollout.engine.name=transformers"]
+    common += [f"--trainer.logger.init_args.save_dir={tmp_path}", "--trainer.accelerator=cpu", f"--model.path={model}"]
+    for name, method in ((f"{task}_warm_start", "warm_start"), (task, "freshper")):
+        place = f"--trainer.logger.init_args.name={method}"
+        main(["fit", *stacked(STACKS[name]), *short, *common, *SMALL[method], place])
+        scalars = read_scalars(tmp_path / method / "version_0")
+        assert f"update/{'demonstration' if method == 'warm_start' else 'fresh'}/loss" in scalars
+        assert len(scalars["evaluation/greedy/return"]) >= 1
 
 
 MORE = {

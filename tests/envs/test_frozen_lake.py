@@ -5,39 +5,21 @@ from collections import Counter
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freshper_lightning.envs.frozen_lake import (
-    ACTIONS,
-    ISOLATE,
-    MOVES,
-    FrozenLake,
-    Lake,
-    corpus,
-    demonstrate,
-    draw_lake,
-)
-from freshper_lightning.envs.protocol import make_text_env
+from freshper_lightning.envs.frozen_lake import ISOLATE, FrozenLake, Lake, corpus, demonstrate, draw_lake
+from freshper_lightning.envs.grid import ACTIONS, MOVES
 from freshper_lightning.policy.tiny import train_tokenizer
 from freshper_lightning.rollout.seeds import (
     demonstration_instance_seed,
     evaluation_instance_seed,
     training_instance_seed,
 )
+from tests.envs.grids import answer, board
 
 SEEDS = range(1000)
 VOCABULARY = 448
-
-
-def answer(action):
-    return f"<answer>{action}</answer>"
-
-
-def board(observation):
-    """Rows of cells of a user message, whatever else it says."""
-    return [line.split(" ") for line in observation.splitlines() if re.fullmatch(r"\S( \S)+", line)]
 
 
 def find(rows, symbol):
@@ -177,22 +159,6 @@ def test_slips_are_determined_by_the_seed():
     assert played() == played()
 
 
-def test_an_instance_does_not_depend_on_what_was_played_before():
-    env = FrozenLake(slippery=True)
-    first = env.reset(seed=3)[0]
-    env.step(answer("Up"))
-    env.reset(seed=4)
-    assert env.reset(seed=3)[0] == first
-
-
-def test_the_instruction_is_the_same_for_every_instance_and_comes_once():
-    env = FrozenLake()
-    for seed in range(20):
-        observation, _ = env.reset(seed=seed)
-        assert observation.startswith(env.instruction() + "\n")
-        assert not env.step("pass")[0].startswith(env.instruction())
-
-
 @pytest.mark.parametrize("kwargs", [{}, {"size": 6, "max_turns": 25}, {"slippery": True}])
 def test_the_instruction_describes_what_is_shown_and_nothing_else(kwargs):
     env = FrozenLake(**kwargs)
@@ -226,14 +192,6 @@ def test_everything_said_lies_in_the_declared_spaces(kwargs):
             assert reply in env.action_space
             if not env.over:
                 assert env.step(reply)[0] in env.observation_space
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_gymnasium_accepts_the_registered_environment():
-    env = make_text_env("freshper/FrozenLake-v0", {"render_mode": "ansi"})
-    check_env(env.unwrapped, skip_render_check=True)
-    env.reset(seed=0)
-    assert env.render() == env.unwrapped.render()
 
 
 @pytest.mark.parametrize(
@@ -273,13 +231,6 @@ def test_demonstrations_succeed_less_the_noisier_they_are():
 def test_demonstrations_on_slippery_ice_play_the_slips_that_the_environment_makes():
     rate = np.mean([succeeds(seed, 0.0, slippery=True) for seed in range(200)])
     assert 0.2 < rate < 0.9
-
-
-def test_a_demonstration_is_determined_by_its_seed():
-    assert demonstrate(7, 0.5) == demonstrate(7, 0.5)
-    assert len({str(demonstrate(seed, 0.5)) for seed in range(20)}) == 20
-    with pytest.raises(ValueError, match=r"noise.*1.2"):
-        demonstrate(7, 1.2)
 
 
 @pytest.fixture(scope="module")
