@@ -29,7 +29,7 @@ from freshper_lightning.replay.weights import Gather, Weighting, WeightsOver
 from freshper_lightning.replay.wholeness import require_whole
 from freshper_lightning.trajectory import ClockReading, Trajectory
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 
 
 class ReplayBuffer(Parametrised, StoredTrajectories):
@@ -218,6 +218,7 @@ class ReplayBuffer(Parametrised, StoredTrajectories):
             raise NothingToDraw("no rank has a priority above 0, or one has too little for its part") from shortage
         self._draws += 1
         rows = picked.rows if picked is not None else np.empty(0, np.int64)
+        np.add.at(columns.draws, rows, 1)
         ages = self._clock_value(now) - columns.since[rows]
         draw = Draw(
             columns.ids[rows],

@@ -74,6 +74,7 @@ def _require_columns(columns: Arrays, next_id: int, end: int) -> None:
     )
     _require((columns["log_base"] < np.inf).all(), "columns.log_base", "must be finite, or -inf")
     _require((columns["log_fresh"] <= 0).all(), "columns.log_fresh", "must be at most 0")
+    _require((columns["draws"] >= 0).all(), "columns.draws", "must be at least 0")
 
 
 def _require_trajectories(packed: Arrays, count: int) -> None:
