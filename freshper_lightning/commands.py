@@ -107,7 +107,7 @@ def inspect(
         raise ConfigurationError(f"png={png!r} shows one episode: ids must name one, not {wanted}")
     if png is not None and not Path(png).parent.is_dir():
         raise ConfigurationError(f"png={png!r} must be a file in a folder that exists")
-    run, width = SavedRun.read(checkpoint, config), shutil.get_terminal_size().columns
+    run, width = SavedRun.read(checkpoint, config), max(shutil.get_terminal_size().columns, 40)
     if not wanted:
         print(overview(run.buffer, run.now, sort, top, width))
         return

@@ -129,8 +129,7 @@ def _facts(entry: Entry) -> Iterator[tuple[str, str]]:
     if item.images:
         yield "images", str(len(item.images))
     if item.advantages is not None:
-        spread = f"{number(item.group_mean)} mean of training returns, {number(item.group_std)} standard deviation"
-        yield "group", spread
+        yield "group", f"{number(item.group_mean)} mean training return, {number(item.group_std)} standard deviation"
     yield "born", _reading(item.born)
     yield "age", f"{number(entry.age)} ({entry.clock})"
     factors = f"{number(entry.base)} base x {number(entry.freshness)} measured freshness x {number(entry.decay)} decay"
