@@ -1,5 +1,6 @@
 """Where bytes lie: blocks of any length in a few large pieces of memory, or of a mapped file."""
 
+import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,15 +13,26 @@ from freshper_lightning.replay.codec import ALIGNMENT, Bytes
 from freshper_lightning.replay.columns import Integers, enlarged
 
 SMALLEST_SEGMENT = 1 << 16
-LARGEST_SEGMENT = 1 << 24
+LARGEST_SEGMENT = 1 << 26
+"""Bytes that are allocated at a time, at least (but for a larger block) and at most."""
+_SHARE = 32
+"""Between these a segment is one part in so many of what is alive, and so is the room that is not used."""
+_MOST_DEAD = 4
+"""Dead blocks take at most one part in so many of what is alive."""
 
 
 def allocate(size: int, directory: Path | None) -> Bytes:
-    """uint8 [size]: memory, or a file without a name in ``directory``, which vanishes with its last user."""
+    """uint8 [size]: memory, or a file without a name in ``directory``, which vanishes with its last user.
+
+    Raises:
+        OSError: The disk is too full.
+    """
     if directory is None or size == 0:
         return np.empty(size, np.uint8)
     with tempfile.TemporaryFile(dir=directory) as file:
         file.truncate(size)
+        if hasattr(os, "posix_fallocate"):  # Without room for all of it a later write would end the process.
+            os.posix_fallocate(file.fileno(), 0, size)
         return np.asarray(np.memmap(file, np.uint8, "r+", shape=(size,)))
 
 
@@ -34,13 +46,17 @@ class _Segment:
     def room(self) -> int:
         return len(self.buffer) - self.used
 
+    @property
+    def dead(self) -> int:
+        return self.used - self.live
+
 
 class Arena:
     """Blocks by handle; what is written is never changed, and memory follows what is alive.
 
-    Segments are filled one after the other. One with nothing alive is freed, and one that is less than half alive is
-    copied together, so that all but the segment being filled are at least half alive. Handles of freed blocks are given
-    again.
+    Segments are filled one after the other, and freed when nothing in them is alive. Should what is dead in the filled
+    ones exceed a quarter of what is alive, those with most of it are copied together, so that dead blocks never take
+    more than that. Where the oldest go first nothing is ever copied. Handles of freed blocks are given again.
 
     Args:
         directory: Where segments are mapped files instead of memory, for content larger than memory.
@@ -81,13 +97,17 @@ class Arena:
 
         Returns:
             int64 [n]: handles.
+
+        Raises:
+            OSError: The disk is too full; nothing has changed.
         """
         if len(sizes) and (int(sizes.min()) <= 0 or (sizes % ALIGNMENT).any() or int(sizes.sum()) != len(flat)):
             raise ValueError(f"sizes of blocks must be multiples of {ALIGNMENT} and add up to {len(flat)} bytes")
-        handles, filled = self._new_handles(len(sizes)), self._current
-        self._place(handles, flat, sizes)
-        if filled != self._current and filled in self._segments:
-            self._tidy(filled)
+        pieces, filled = self._pieces(sizes), self._current
+        handles = self._new_handles(len(sizes))
+        self._place(pieces, handles, flat, sizes)
+        if filled != self._current:
+            self._tidy()
         return handles
 
     def _new_handles(self, count: int) -> Integers:
@@ -101,12 +121,31 @@ class Arena:
         self._free.extend(reversed(spare))
         return np.array([*reused, *range(known, known + fresh)], np.int64)
 
-    def _place(self, handles: Integers, flat: Bytes, sizes: Integers) -> None:
-        ends = np.cumsum(sizes)
-        first, base = 0, 0
+    def _pieces(self, sizes: Integers) -> list[tuple[_Segment, int]]:
+        """Segments that will take the blocks, the one being filled first, each with the end of its part of them.
+
+        All that has to be allocated is, and nothing has changed if that fails.
+        """
+        ends, pieces, first, base = np.cumsum(sizes), [], 0, 0
+        segment = self._segments.get(self._current)
         while first < len(sizes):
-            segment = self._opened(int(sizes[first]))
+            if segment is None or segment.room < sizes[first]:
+                segment = self._new_segment(int(sizes[first]), self.nbytes + base)
             last = int(np.searchsorted(ends, base + segment.room, side="right"))
+            pieces.append((segment, last))
+            first, base, segment = last, int(ends[last - 1]), None
+        return pieces
+
+    def _new_segment(self, size: int, alive: int) -> _Segment:
+        usual = min(max(alive // _SHARE // ALIGNMENT * ALIGNMENT, SMALLEST_SEGMENT), LARGEST_SEGMENT)
+        return _Segment(allocate(max(size, usual), self._directory))
+
+    def _place(self, pieces: list[tuple[_Segment, int]], handles: Integers, flat: Bytes, sizes: Integers) -> None:
+        ends, first, base = np.cumsum(sizes), 0, 0
+        for segment, last in pieces:
+            if segment is not self._segments.get(self._current):
+                self._current += 1
+                self._segments[self._current] = segment
             length = int(ends[last - 1]) - base
             segment.buffer[segment.used : segment.used + length] = flat[base : base + length]
             self._segment[handles[first:last]] = self._current
@@ -115,17 +154,6 @@ class Arena:
             segment.used += length
             segment.live += length
             first, base = last, base + length
-
-    def _opened(self, size: int) -> _Segment:
-        """The segment that is being filled, or a new one where a block of ``size`` does not fit."""
-        current = self._segments.get(self._current)
-        if current is not None and current.room >= size:
-            return current
-        usual = min(max(self.nbytes // ALIGNMENT * ALIGNMENT, SMALLEST_SEGMENT), LARGEST_SEGMENT)
-        buffer = allocate(max(size, usual), self._directory)
-        self._current += 1
-        self._segments[self._current] = _Segment(buffer)
-        return self._segments[self._current]
 
     def view(self, handle: int) -> Bytes:
         """The block, where it lies; valid until the arena changes, and not to be written."""
@@ -172,15 +200,29 @@ class Arena:
         self._free.extend(handles.tolist())
         for key in np.unique(segments).tolist():
             self._segments[key].live -= int(sizes[segments == key].sum())
-            self._tidy(key)
+            if self._segments[key].live == 0:
+                del self._segments[key]
+        self._tidy()
 
-    def _tidy(self, key: int) -> None:
-        segment = self._segments[key]
-        if segment.live == 0:
-            del self._segments[key]
-        elif key != self._current and 2 * segment.live < segment.used:
-            handles = np.flatnonzero(self._segment == key)
-            handles = handles[np.argsort(self._offset[handles])]
-            flat = self.gather(handles)
-            del self._segments[key]
-            self._place(handles, flat, self._size[handles])
+    def _tidy(self) -> None:
+        alive = self.nbytes
+        while True:
+            dead = {key: segment.dead for key, segment in self._segments.items() if key != self._current}
+            if _MOST_DEAD * sum(dead.values()) <= alive:
+                return
+            worst = max(dead, key=lambda key: dead[key] / self._segments[key].used)
+            if not self._copy_together(worst):
+                return
+
+    def _copy_together(self, key: int) -> bool:
+        """Whether there was room for it; a disk that is full leaves the segment as it is until the next time."""
+        handles = np.flatnonzero(self._segment == key)
+        handles = handles[np.argsort(self._offset[handles])]
+        sizes, flat = self._size[handles], np.concatenate(self.read(handles))
+        try:
+            pieces = self._pieces(sizes)
+        except OSError:
+            return False
+        del self._segments[key]
+        self._place(pieces, handles, flat, sizes)
+        return True

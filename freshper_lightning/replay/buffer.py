@@ -26,10 +26,8 @@ from freshper_lightning.replay.stored import StoredTrajectories
 from freshper_lightning.replay.streams import DrawStreams
 from freshper_lightning.replay.success import SuccessRates
 from freshper_lightning.replay.weights import Gather, Weighting, WeightsOver
-from freshper_lightning.replay.wholeness import require_whole
+from freshper_lightning.replay.wholeness import FORMAT_VERSION, require_whole
 from freshper_lightning.trajectory import ClockReading, Trajectory
-
-FORMAT_VERSION = 4
 
 
 class ReplayBuffer(Parametrised, StoredTrajectories):
@@ -60,7 +58,8 @@ class ReplayBuffer(Parametrised, StoredTrajectories):
             :class:`~freshper_lightning.replay.eviction.Eviction`; the oldest first by default.
         asynchronous: Whether :meth:`prefetch` evaluates priorities in a thread.
         weights: What importance weights are divided by: their maximum, or their sum (so that their mean is 1).
-        log_prob_dtype: How log-probabilities are stored; ``float16`` rounds them to a relative 2**-11.
+        log_prob_dtype: How log-probabilities are stored; ``float16`` rounds them to a relative 2**-11, or an
+            absolute 2**-25 near 0, and refuses those below -65504.
         memory_map: Folder for mapped files that hold the trajectories, for buffers larger than memory.
 
     Raises:
@@ -104,7 +103,7 @@ class ReplayBuffer(Parametrised, StoredTrajectories):
         self._version = Version()
         StoredTrajectories.__init__(self, self._new_content())
         self._rates = SuccessRates()
-        self._next_id = 0
+        self._next_id = self._evicted = 0
         self._draws = 0
         self._streams = DrawStreams()
         self._newest = -np.inf
@@ -134,7 +133,7 @@ class ReplayBuffer(Parametrised, StoredTrajectories):
     @exclusive
     def evicted(self) -> int:
         """Number of trajectories that had to go so far, over all runs that this state has been through."""
-        return self._next_id - len(self)
+        return self._evicted
 
     @exclusive
     def add(
@@ -159,6 +158,7 @@ class ReplayBuffer(Parametrised, StoredTrajectories):
             ValueError: They exceed the capacity or the byte budget, alone or with what is pinned; they lack what the
                 priority needs, or do not keep the types of :class:`~freshper_lightning.trajectory.Trajectory`; or the
                 clock ran backwards.
+            OSError: The disk is too full for the mapped files.
         """
         self._evaluator.raise_failure()
         since = self._clock_value(now)
@@ -180,7 +180,7 @@ class ReplayBuffer(Parametrised, StoredTrajectories):
             groups = np.array([item.group for item in trajectories], np.int64)
             content.add(ids, staged, groups, base, since, evicted)
             self._rates.merge(rates)
-            self._next_id += len(ids)
+            self._next_id, self._evicted = self._next_id + len(ids), self._evicted + len(evicted)
             self._newest = max(self._newest, since)
         if pin:
             self.pin(ids)
@@ -331,6 +331,7 @@ class ReplayBuffer(Parametrised, StoredTrajectories):
             "clock": self.clock,
             "priority": repr(self.priority),
             "next_id": self._next_id,
+            "evicted": self._evicted,
             "draws": self._draws,
             "rates": self._rates.state_dict(),
             **self._adjusted().state_dict(),
@@ -346,20 +347,16 @@ class ReplayBuffer(Parametrised, StoredTrajectories):
             ValueError: The state has another format, was made with another clock or priority, is damaged, or does not
                 fit in here.
         """
-        for key, value in (
-            ("format_version", FORMAT_VERSION),
-            ("clock", self.clock),
-            ("priority", repr(self.priority)),
-        ):
-            require(state.get(key) == value, f"{key} of the saved replay buffer", state.get(key), repr(value))
         require_whole(state)
+        for key, value in (("clock", self.clock), ("priority", repr(self.priority))):
+            require(state.get(key) == value, f"{key} of the saved replay buffer", state.get(key), repr(value))
         content = self._new_content()
         content.load_state_dict(state, self.alpha, self.decay)
         self._require_fit(len(content), content.nbytes)
         rates = SuccessRates.loaded(state["rates"])
         self._handed_out.read()
         self._content, self._rates = content, rates
-        self._next_id, self._draws = state["next_id"], state["draws"]
+        self._next_id, self._evicted, self._draws = state["next_id"], state["evicted"], state["draws"]
         self._newest = float(content.columns.since[content.columns.live_rows()].max(initial=-np.inf))
 
     def _clock_value(self, now: ClockReading) -> float:

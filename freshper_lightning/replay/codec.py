@@ -50,10 +50,12 @@ def encode(
     """Trajectories, with ``images``, their digests, in place of their images; :func:`decode` returns them bit for bit.
 
     Log-probabilities exist for sampled tokens only; as ``float16`` they take half the room and are rounded to a
-    relative 2**-11. A block describes itself: it can be moved between buffers as it is.
+    relative 2**-11, and to an absolute 2**-25 where they are closer to 0 than 2**-14. A block describes itself: it can
+    be moved between buffers as it is.
 
     Raises:
-        ValueError: A tensor does not have the type that its contract names, or an integer does not fit in 64 bits.
+        ValueError: A tensor does not have the type that its contract names, or an integer does not fit in 64 bits, or a
+            log-probability not in a ``float16``.
     """
     half = log_probs == "float16"
     tasks = [item.task.encode("utf-8", "surrogatepass") for item in trajectories]
@@ -75,10 +77,21 @@ def _pieces(name: str, tensors: Sequence[Tensor | None], half: bool) -> list[mem
     if not present:
         return [memoryview(b"")] * len(tensors)
     flat = torch.cat(present)
-    flat = flat.half() if half and name == "behavior_log_probs" else flat
+    flat = _halved(flat) if half and name == "behavior_log_probs" else flat
     content, width = memoryview(flat.numpy(force=True).tobytes()), flat.element_size()
     ends = accumulate((0 if tensor is None else tensor.numel() * width for tensor in tensors), initial=0)
     return [content[start:end] for start, end in pairwise(ends)]
+
+
+def _halved(log_probs: Tensor) -> Tensor:
+    rounded = log_probs.half()
+    lost = log_probs[rounded.isinf() & ~log_probs.isinf()]
+    if len(lost):
+        raise ValueError(
+            f"behavior_log_probs of a trajectory must be at least {torch.finfo(torch.float16).min:g} to be stored as"
+            f" float16, not {lost[0]:g}"
+        )
+    return rounded
 
 
 def padded(block: bytes) -> bytes:
@@ -94,11 +107,16 @@ def _pack_header(trajectory: Trajectory, images: int, task: int, half: bool) -> 
     lengths = trajectory.token_ids.numel(), trajectory.turns.numel() // 2, trajectory.behavior_log_probs.numel()
     try:
         return _HEADER.pack(*_values_of(trajectory), *lengths, images, task, success, flags)
-    except struct.error as error:
-        names = (*_INTEGERS, *(f"born.{name}" for name, kind in _BORN if kind == "q"))
-        values = {name: attrgetter(name)(trajectory) for name in names}
-        wrong = [f"{name}={value}" for name, value in values.items() if not -(2**63) <= value < 2**63]
-        raise ValueError(f"{', '.join(wrong)} of a trajectory must fit in a signed 64-bit integer") from error
+    except (struct.error, OverflowError) as error:
+        raise ValueError(f"{_misfits(trajectory)} of a trajectory must fit in a signed 64-bit integer") from error
+
+
+def _misfits(trajectory: Trajectory) -> str:
+    """Whatever does not fit into a header, with its name."""
+    names = (*_INTEGERS, *(f"born.{name}" for name, kind in _BORN if kind == "q"))
+    values = {name: attrgetter(name)(trajectory) for name in names}
+    fits = {name: hasattr(value, "__index__") and -(2**63) <= value < 2**63 for name, value in values.items()}
+    return ", ".join(f"{name}={value!r}" for name, value in values.items() if not fits[name])
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +158,25 @@ def complete(flat: Bytes, sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
     possible = (counts >= 0).all(axis=1) & (turns >= 1) & (np.abs(success) <= 1)
     found[found] = possible & (length + -length % ALIGNMENT == sizes[found])
     return found
+
+
+def possible_turns(flat: Bytes, sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """bool [n]: which encoded trajectories, one after the other in ``flat`` and complete, have turns that can be.
+
+    Turns are non-empty, in order, behind the first token, inside the conversation, and as long as sampled tokens say.
+    """
+    starts = np.cumsum(sizes) - sizes
+    tokens, turns, sampled = _ends_of_headers(flat, starts)[0][:, :3].T
+    owner, last = np.repeat(np.arange(len(sizes)), turns), np.cumsum(turns)
+    place = np.arange(len(owner)) - (last - turns)[owner]
+    at = ((starts + _HEADER.size + 8 * turns + 4 * tokens)[owner] + 8 * place) // 4
+    numbers = flat.view(np.int32)
+    begins, ends = numbers[at].astype(np.int64), numbers[at + 1].astype(np.int64)
+    before = np.where(place == 0, 1, np.roll(ends, 1))
+    wrong = (begins < before) | (begins >= ends) | (ends > tokens[owner])
+    lengths = np.bincount(owner, ends - begins, len(sizes))
+    possible: NDArray[np.bool_] = (np.bincount(owner, wrong, len(sizes)) == 0) & (lengths == sampled)
+    return possible
 
 
 def showing(flat: Bytes, sizes: NDArray[np.int64]) -> NDArray[np.int64]:

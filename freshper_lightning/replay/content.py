@@ -15,6 +15,7 @@ from freshper_lightning.replay.decay import Decay
 from freshper_lightning.replay.eviction import Eviction
 from freshper_lightning.replay.masses import Scale, StaticMasses, Version
 from freshper_lightning.replay.storage import Staged, TrajectoryStore
+from freshper_lightning.replay.wholeness import checksum
 
 ROW_BYTES = Columns.ROW_BYTES + 8
 """Bytes of a trajectory's row, with its mass."""
@@ -130,12 +131,14 @@ class Content:
     def state_dict(self) -> dict[str, Any]:
         """Everything, as contiguous tensors and primitives that share no memory with what is stored."""
         columns = {name: torch.from_numpy(column) for name, column in self.columns.packed().items()}
+        trajectories = self.store.packed(self.columns.handles[self.columns.live_rows()])
         scale = self.masses.scale
         return {
+            "checksum": checksum(columns, trajectories),
             "columns": columns,
             "end": self.columns.end,
             "scale": [scale.reference, scale.high, scale.low],
-            "trajectories": self.store.packed(self.columns.handles[self.columns.live_rows()]),
+            "trajectories": trajectories,
         }
 
     def load_state_dict(self, state: dict[str, Any], alpha: float, decay: Decay) -> None:

@@ -1,7 +1,8 @@
 """A buffer's state as a file, for those who use the buffer without a trainer."""
 
 import os
-import tempfile
+import pickle
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,16 @@ import torch
 def write_state(state: dict[str, Any], path: str | Path) -> None:
     """Writes a state; at every moment ``path`` is either what it was or the whole new state, even after a crash."""
     target = Path(path)
-    with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f"{target.name}.", suffix=".tmp", delete=False) as file:
+    unfinished = target.with_name(f"{target.name}.{uuid.uuid4().hex}.tmp")
+    # Not a file of tempfile, which only its owner may read.
+    with unfinished.open("xb") as file:
         try:
             torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
-            os.replace(file.name, target)
+            os.replace(unfinished, target)
         except BaseException:
-            os.unlink(file.name)
+            unfinished.unlink()
             raise
     _flush_folder(target.parent)
 
@@ -33,6 +36,16 @@ def _flush_folder(folder: Path) -> None:
 
 
 def read_state(path: str | Path) -> dict[str, Any]:
-    """Reads what :func:`write_state` wrote; the file is mapped, so that nothing is read twice, and runs no code."""
-    state: dict[str, Any] = torch.load(path, weights_only=True, mmap=True)
+    """Reads what :func:`write_state` wrote; the file is mapped, so that nothing is read twice, and runs no code.
+
+    Raises:
+        OSError: There is no such file, or it may not be read.
+        ValueError: It is another kind of file, or not the whole of one.
+    """
+    with open(path, "rb"):
+        pass
+    try:
+        state: dict[str, Any] = torch.load(path, weights_only=True, mmap=True)
+    except (RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:
+        raise ValueError(f"{path} must be the whole file of a saved replay buffer, which it is not: {error}") from error
     return state

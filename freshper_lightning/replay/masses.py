@@ -236,10 +236,15 @@ class StaticMasses:
             self._renew_scale()
 
     def _renew_scale(self) -> None:
-        """Makes the youngest entry that can be drawn the reference, and the greatest mass 1."""
+        """Makes the greatest mass 1, and its entry the reference: its age, and those of all like it, are then small.
+
+        The logarithm of a decay over a very long time is too coarse a number to compare entries by.
+        """
         rows = self._possible_rows()
         if len(rows):
             reference = float(self._columns.since[rows].max())
+            high, _ = self._log_priorities(rows, reference)
+            reference = float(self._columns.since[rows[np.argmax(high)]])
             high, low = self._log_priorities(rows, reference)
             best = int(np.argmax(high))
             self.scale = Scale(reference, float(high[best]), float(low[best]))

@@ -23,8 +23,9 @@ def require_one_of(name: str, value: object, allowed: Sequence[str]) -> None:
 
 def require_whole_number(name: str, value: object, least: int) -> None:
     """Does nothing if the value is an integer of at least ``least``; see :func:`require`."""
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    require(whole and value >= least, name, value, f"an integer, at least {least}")  # type: ignore[operator]
+    if not isinstance(value, int | np.integer) or isinstance(value, bool):
+        raise ValueError(f"{name} must be an integer, not {value!r}")
+    require(bool(value >= least), name, value, f"at least {least}")
 
 
 def ids_of(ids: ArrayLike) -> NDArray[np.int64]:

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from freshper_lightning.replay.codec import DIGEST_BYTES, Bytes, digests
 from freshper_lightning.replay.columns import Integers
-from freshper_lightning.replay.requirements import require
+from freshper_lightning.replay.requirements import require, require_whole_number
 from freshper_lightning.replay.success import SuccessRates
-from freshper_lightning.replay.wholeness import require_whole
+from freshper_lightning.replay.wholeness import checksum, require_whole
 
-_EQUAL = ("format_version", "clock", "priority")
+_EQUAL = ("clock", "priority")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,30 +31,35 @@ def reshard(states: Sequence[dict[str, Any]], shards: int) -> list[Shard]:
 
     So every trajectory keeps its share of the mass of all buffers together. Groups, which are told apart by their
     number alone, stay together, and go one by one to the buffer that has the fewest trajectories. Ids are given anew,
-    in the order of age. Counts of successes are divided evenly, which leaves all rates as they are.
+    in the order of age. The number of evictions is divided, and counts of successes are divided evenly, which leaves
+    all rates as they are.
 
     Raises:
         ValueError: There are no states, one is damaged, they do not belong together, or ``shards`` is below 1.
     """
     require(len(states) >= 1, "number of states", len(states), "at least 1")
-    require(shards >= 1, "shards", shards, "at least 1")
+    require_whole_number("shards", shards, 1)
+    for state in states:
+        require_whole(state)
     for name in _EQUAL:
         different = sorted({repr(state[name]) for state in states})
         require(len(different) == 1, f"{name} of the saved replay buffers", ", ".join(different), "one and the same")
-    for state in states:
-        require_whole(state)
     entries = _Entries.of(states)
     homes = _homes(entries.columns["groups"], shards)
     rates = SuccessRates()
     for state in states:
         rates.merge(SuccessRates.loaded(state["rates"]))
     common = {
-        **{name: states[0][name] for name in _EQUAL},
+        **{name: states[0][name] for name in ("format_version", *_EQUAL)},
         "draws": max(state["draws"] for state in states),
         "rates": rates.state_dict(1 / shards),
         "scale": max((state["scale"] for state in states), key=lambda scale: scale[0]),
     }
-    return [entries.shard(np.flatnonzero(homes == home), common) for home in range(shards)]
+    evicted, more = divmod(sum(state["evicted"] for state in states), shards)
+    return [
+        entries.shard(np.flatnonzero(homes == home), common | {"evicted": evicted + (home < more)})
+        for home in range(shards)
+    ]
 
 
 def _homes(groups: Integers, shards: int) -> Integers:
@@ -103,18 +108,21 @@ class _Entries:
         images = [self.images[name] for name in shown]
         columns = {name: column[chosen] for name, column in self.columns.items()}
         columns["ids"] = columns["rows"] = np.arange(count)
+        rows = {name: torch.from_numpy(column.copy()) for name, column in columns.items()}
+        trajectories = {
+            "blocks": _joined(blocks),
+            "sizes": _sizes(blocks),
+            "images": _joined(images),
+            "image_sizes": _sizes(images),
+            "image_names": torch.from_numpy(np.frombuffer(b"".join(shown), np.uint8).copy()),
+        }
         state = {
             **common,
             "next_id": count,
             "end": count,
-            "columns": {name: torch.from_numpy(column.copy()) for name, column in columns.items()},
-            "trajectories": {
-                "blocks": _joined(blocks),
-                "sizes": _sizes(blocks),
-                "images": _joined(images),
-                "image_sizes": _sizes(images),
-                "image_names": torch.from_numpy(np.frombuffer(b"".join(shown), np.uint8).copy()),
-            },
+            "checksum": checksum(rows, trajectories),
+            "columns": rows,
+            "trajectories": trajectories,
         }
         return Shard(state, self.origins[chosen])
 

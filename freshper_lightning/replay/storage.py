@@ -88,10 +88,18 @@ class TrajectoryStore:
         return staged.nbytes - known
 
     def add(self, staged: Staged) -> Integers:
-        """int64 [n]: handles of what is stored now."""
+        """int64 [n]: handles of what is stored now.
+
+        Raises:
+            OSError: The disk is too full; what is stored is what was stored before.
+        """
         self._images.put(staged.images, staged.uses)
         sizes = np.array([len(block) for block in staged.blocks], np.int64)
-        return self._arena.append(np.frombuffer(b"".join(staged.blocks), np.uint8), sizes)
+        try:
+            return self._arena.append(np.frombuffer(b"".join(staged.blocks), np.uint8), sizes)
+        except (OSError, MemoryError):
+            self._images.release(staged.uses)
+            raise
 
     def get(self, handles: Integers) -> tuple[Trajectory, ...]:
         """Trajectories, as new objects of which each owns its memory."""

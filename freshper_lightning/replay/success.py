@@ -1,5 +1,6 @@
 """How often each prompt has been solved so far."""
 
+from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,11 +17,18 @@ def prompt_of(trajectory: Trajectory) -> Prompt:
     return trajectory.task, trajectory.seed
 
 
+MOST_PROMPTS = 1 << 16
+"""Prompts whose rates are kept, at some 200 bytes each, beside what a buffer's bytes count."""
+
+
 class SuccessRates:
-    """Running success rates by prompt, over everything that was collected, evicted trajectories included."""
+    """Running success rates by prompt, over everything that was collected, evicted trajectories included.
+
+    Of more than ``MOST_PROMPTS`` prompts those that were not met for the longest time are forgotten.
+    """
 
     def __init__(self) -> None:
-        self._counts: dict[Prompt, tuple[float, float]] = {}
+        self._counts: OrderedDict[Prompt, tuple[float, float]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._counts)
@@ -44,13 +52,15 @@ class SuccessRates:
 
     def add(self, prompt: Prompt, successes: float, trials: float) -> None:
         """Counts trials of a prompt."""
-        before = self._counts.get(prompt, (0.0, 0.0))
+        before = self._counts.pop(prompt, (0.0, 0.0))  # and so the prompt becomes the last
         self._counts[prompt] = before[0] + successes, before[1] + trials
 
     def merge(self, other: "SuccessRates") -> None:
         """Counts what the other has counted."""
         for prompt, counts in other._counts.items():
             self.add(prompt, *counts)
+        while len(self) > MOST_PROMPTS:
+            self._counts.popitem(last=False)
 
     def rate(self, prompt: Prompt, later: "SuccessRates") -> float:
         """Share of successes among the trials here and in ``later``, which together have at least one."""

@@ -102,10 +102,13 @@ class Weighting:
         return int(np.flatnonzero((rows == np.array(row)).all(axis=1))[0])
 
     def _log_shards(self, rows: Floats) -> Floats:
-        """Masses of all ranks on one scale: that of the rank with the greatest reference."""
+        """Masses of all ranks on one scale: that of the rank with the greatest mass."""
+        latest = int(np.argmax(np.where(rows[:, 0] > 0, rows[:, 1], -np.inf)))
+        return self._log_shards_like(rows, int(np.argmax(self._log_shards_like(rows, latest))))
+
+    def _log_shards_like(self, rows: Floats, chosen: int) -> Floats:
         with np.errstate(divide="ignore"):
             log_total = np.log(rows[:, 0])
-        chosen = int(np.argmax(np.where(rows[:, 0] > 0, rows[:, 1], -np.inf)))
         offset = (rows[:, 2] - rows[chosen, 2]) + (rows[:, 3] - rows[chosen, 3])
         if self.decay.factorises:
             offset = offset + log_freshness(self.decay, rows[chosen, 1] - rows[:, 1])

@@ -1,6 +1,7 @@
 """Whether a saved state is whole and its parts agree: asked before any of it is taken over."""
 
 import math
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,11 +9,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from freshper_lightning.replay.codec import ALIGNMENT, DIGEST_BYTES, Bytes, complete, digests, showing
+from freshper_lightning.replay.codec import ALIGNMENT, DIGEST_BYTES, Bytes, complete, digests, possible_turns, showing
 from freshper_lightning.replay.columns import SAVED_TYPES, Integers
 from freshper_lightning.replay.images import complete_images
+from freshper_lightning.replay.requirements import require
 
-_PARTS = {"next_id": int, "draws": int, "end": int, "scale": list, "rates": dict, "columns": dict, "trajectories": dict}
+FORMAT_VERSION = 5
+_NUMBERS = ("next_id", "evicted", "draws", "end", "checksum")
+_PARTS = dict.fromkeys(_NUMBERS, int) | {"scale": list, "rates": dict, "columns": dict, "trajectories": dict}
 _PACKED_TYPES: dict[str, type[np.generic]] = {
     "blocks": np.uint8,
     "sizes": np.int64,
@@ -23,16 +27,29 @@ _PACKED_TYPES: dict[str, type[np.generic]] = {
 Arrays = dict[str, NDArray[Any]]
 
 
+def checksum(columns: Mapping[str, torch.Tensor], trajectories: Mapping[str, torch.Tensor]) -> int:
+    """CRC-32 of all tensors of a state in the order of their names: it notices what was changed by accident."""
+    value = 0
+    for tensors in (columns, trajectories):
+        for name in sorted(tensors):
+            value = zlib.crc32(np.ascontiguousarray(tensors[name].numpy()).data, value)
+    return value
+
+
 def require_whole(state: Mapping[str, Any]) -> None:
-    """Does nothing if a state of this format could come from a replay buffer.
+    """Does nothing if a state could come from a replay buffer of this version, and has come undamaged.
 
     Raises:
-        ValueError: It could not; the message names the part.
+        ValueError: It could not, or has not; the message names the part.
     """
+    if not isinstance(state, Mapping):
+        raise ValueError(f"the state of a replay buffer must be a dict, not {type(state).__name__}")
+    version = state.get("format_version")
+    require(version == FORMAT_VERSION, "format_version of the saved replay buffer", version, repr(FORMAT_VERSION))
     for name, kind in _PARTS.items():
         _require(name in state, name, "is missing")
         _require(isinstance(state[name], kind), name, f"must be {kind.__name__}, not {type(state[name]).__name__}")
-    for name in ("next_id", "draws", "end"):
+    for name in _NUMBERS:
         _require(state[name] >= 0, name, f"must be at least 0, not {state[name]}")
     scale = state["scale"]
     numbers = len(scale) == 3 and all(isinstance(value, float) and math.isfinite(value) for value in scale)
@@ -41,6 +58,8 @@ def require_whole(state: Mapping[str, Any]) -> None:
     _require_columns(columns, state["next_id"], state["end"])
     _require_trajectories(_arrays("trajectories", state["trajectories"], _PACKED_TYPES), len(columns["ids"]))
     _require_rates(state["rates"])
+    found = checksum(state["columns"], state["trajectories"])
+    _require(found == state["checksum"], "checksum", f"is {state['checksum']}, but that of its tensors is {found}")
 
 
 def _require(holds: bool | np.bool_, part: str, problem: str) -> None:
@@ -51,12 +70,13 @@ def _require(holds: bool | np.bool_, part: str, problem: str) -> None:
 def _arrays(part: str, tensors: Mapping[str, Any], types: Mapping[str, type[np.generic]]) -> Arrays:
     arrays = {}
     for name, kind in types.items():
-        _require(isinstance(tensors.get(name), torch.Tensor), f"{part}.{name}", "is missing")
-        array = tensors[name].numpy()
-        same = array.ndim == 1 and array.dtype == kind
-        wanted = np.dtype(kind).name
-        _require(same, f"{part}.{name}", f"must be {wanted} [n], not {array.dtype} {list(array.shape)}")
-        arrays[name] = array
+        tensor = tensors.get(name)
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(f"the saved replay buffer is damaged: {part}.{name} is missing")
+        wanted = torch.from_numpy(np.empty(0, kind)).dtype
+        same = tensor.ndim == 1 and tensor.dtype == wanted and tensor.device.type == "cpu"
+        _require(same, f"{part}.{name}", f"must be {wanted} [n] on the CPU, not {tensor.dtype} {list(tensor.shape)}")
+        arrays[name] = tensor.numpy()
     return arrays
 
 
@@ -86,6 +106,8 @@ def _require_trajectories(packed: Arrays, count: int) -> None:
     blocks = np.ascontiguousarray(packed["blocks"])
     wrong = np.flatnonzero(~complete(blocks, sizes))
     _require(len(wrong) == 0, "trajectories.blocks", f"do not fit their headers, {len(wrong)} of {count}")
+    wrong = np.flatnonzero(~possible_turns(blocks, sizes))
+    _require(len(wrong) == 0, "trajectories.blocks", f"have impossible turns, {len(wrong)} of {count}")
     whole = complete_images(np.ascontiguousarray(packed["images"]), packed["image_sizes"]).all()
     _require(whole, "trajectories.images", "do not have the lengths that they name")
     names = packed["image_names"]

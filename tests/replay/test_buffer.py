@@ -22,7 +22,7 @@ from tests.replay.builders import START, assert_same, assert_same_draw, make_buf
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
     [
-        ("capacity", 0, "an integer, at least 1"),
+        ("capacity", 0, "at least 1"),
         ("capacity", 2.5, "an integer"),
         ("capacity", float("inf"), "an integer"),
         ("capacity", True, "an integer"),
@@ -243,6 +243,7 @@ def test_a_seed_that_is_assigned_is_the_one_that_counts():
     late, plain, other = make_buffer(), make_buffer(), make_buffer(seed=12)
     for buffer in (late, plain, other):
         buffer.add(of_rewards(*range(1, 60)), START)
+        buffer.sample(8, START, beta=0.4)
     late.seed = 12
     copy = deepcopy(late)
     draw = late.sample(8, START, beta=0.4)

@@ -156,7 +156,7 @@ class BufferAgainstModel(RuleBasedStateMachine):
         ids, values = [key for key, _ in changes], [value for _, value in changes]
         assert self.buffer.update_priorities(ids, values) == len(changes) - len(known)
 
-    @rule(changes=st.dictionaries(st.integers(0, 40), st.floats(-20, 0), max_size=5))
+    @rule(changes=st.dictionaries(st.integers(0, 40), st.floats(-20, 0) | st.floats(-1e9, 0), max_size=5))
     def observe(self, changes):
         for key, value in changes.items():
             if key in self.entries:

@@ -3,10 +3,22 @@ import io
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from freshper_lightning.replay import ExponentialDecay, Learnability, UniformPriority, columns, reshard
+from freshper_lightning.replay.codec import encode, possible_turns
+from freshper_lightning.replay.wholeness import checksum
 from freshper_lightning.trajectory import ClockReading
-from tests.replay.builders import START, assert_same, assert_same_draw, make_buffer, make_trajectory, of_rewards
+from tests.replay.builders import (
+    START,
+    assert_same,
+    assert_same_draw,
+    make_buffer,
+    make_trajectory,
+    of_rewards,
+    trajectories,
+)
 
 
 def saved_and_loaded(state):
@@ -47,7 +59,7 @@ def test_a_state_is_equal_to_the_bit_after_a_round_trip():
         for name, column in first[part].items():
             same = column == second[part][name]
             assert same if isinstance(column, list) else _same_bytes(column, second[part][name]), name
-    scalars = ("format_version", "clock", "priority", "next_id", "draws", "end", "scale")
+    scalars = ("format_version", "clock", "priority", "next_id", "evicted", "draws", "end", "scale", "checksum")
     assert [first[name] for name in scalars] == [second[name] for name in scalars]
 
 
@@ -90,7 +102,7 @@ def test_a_state_that_does_not_fit_is_refused_and_nothing_changes(parameters, me
 
 
 def test_another_format_version_is_refused():
-    with pytest.raises(ValueError, match="format_version of the saved replay buffer must be 4, not 1"):
+    with pytest.raises(ValueError, match="format_version of the saved replay buffer must be 5, not 1"):
         make_buffer().load_state_dict(make_buffer().state_dict() | {"format_version": 1})
 
 
@@ -164,16 +176,18 @@ def at(index, value):
     return change
 
 
+PARTS = ("next_id", "evicted", "draws", "rates", "columns", "end", "checksum", "trajectories")
 COLUMNS = ("ids", "groups", "log_base", "log_fresh", "since", "added", "draws", "pinned", "rows")
 PACKED = ("blocks", "sizes", "images", "image_sizes", "image_names")
 DAMAGES = {
-    **{f"no {name}": dropped(None, name) for name in ("next_id", "draws", "rates", "columns", "end", "trajectories")},
+    **{f"no {name}": dropped(None, name) for name in PARTS},
     **{f"no {name}": dropped("columns", name) for name in COLUMNS},
     **{f"no {name}": dropped("trajectories", name) for name in PACKED},
     **{f"short {name}": changed("columns", name, lambda tensor: tensor[:-1]) for name in COLUMNS},
     **{f"short {name}": changed("trajectories", name, lambda tensor: tensor[:-8]) for name in PACKED},
     **{f"empty {name}": changed("trajectories", name, lambda tensor: tensor[:0]) for name in PACKED},
     **{f"half of {name}": changed("columns", name, lambda tensor: tensor.to(torch.uint8)) for name in COLUMNS},
+    **{f"bfloat16 {name}": changed("columns", name, lambda tensor: tensor.bfloat16()) for name in COLUMNS},
     "an id twice": changed("columns", "ids", at(3, 12)),
     "an id never given": changed(None, "next_id", lambda number: number - 1),
     "draws that are no number": changed(None, "draws", lambda number: None),
@@ -206,16 +220,54 @@ def test_a_damaged_state_is_refused_and_nothing_changes(damage):
     DAMAGES[damage](state)
     buffer = filled_buffer(priority=Learnability(), seed=3)
     before = buffer.state_dict()
-    with pytest.raises(ValueError, match="the saved replay buffer is damaged: "):
-        buffer.load_state_dict(state)
-    with pytest.raises(ValueError, match="the saved replay buffer is damaged: "):
-        reshard([state], 2)
+    # Each is noticed for what it is, and would be if the checksum were made to fit.
+    for use in (buffer.load_state_dict, lambda state: reshard([state], 2)):
+        with pytest.raises(ValueError, match=r"the saved replay buffer is damaged: (?!checksum is \d)"):
+            use(state)
     assert_equal_states(before, buffer.state_dict())
 
 
-def test_what_is_no_state_of_a_buffer_is_refused():
-    with pytest.raises(ValueError, match=r"format_version of the saved replay buffer must be .*, not None"):
-        make_buffer().load_state_dict({})
+@pytest.mark.parametrize("use", [lambda state: make_buffer().load_state_dict(state), lambda state: reshard([state], 1)])
+def test_what_is_no_state_of_a_buffer_is_refused(use):
+    with pytest.raises(ValueError, match=r"format_version of the saved replay buffer must be 5, not None"):
+        use({})
+    with pytest.raises(ValueError, match=r"format_version of the saved replay buffer must be 5, not 3"):
+        use(make_buffer().state_dict() | {"format_version": 3})
+    with pytest.raises(ValueError, match="the state of a replay buffer must be a dict, not list"):
+        use([])
+
+
+@pytest.mark.parametrize("part", ["blocks", "images", "image_names", "log_base", "groups"])
+def test_any_bit_that_has_flipped_is_noticed(part):
+    state = filled_buffer(priority=Learnability()).state_dict()
+    tensors = state["columns" if part in COLUMNS else "trajectories"]
+    raw = tensors[part].numpy().view(np.uint8)
+    for byte in np.random.default_rng(0).integers(0, len(raw), 40).tolist():
+        raw[byte] ^= 1 << byte % 8
+        with pytest.raises(ValueError, match="the saved replay buffer is damaged: "):
+            make_buffer(priority=Learnability()).load_state_dict(state)
+        raw[byte] ^= 1 << byte % 8
+    make_buffer(priority=Learnability()).load_state_dict(state)
+
+
+@pytest.mark.parametrize("turns", [(1, 2**30), (0, 2), (1, 1), (2, 1), (1, 2), (-(2**31), -(2**31) + 2)])
+def test_turns_that_cannot_be_are_refused_before_anything_is_made_of_them(turns):
+    buffer = make_buffer()
+    buffer.add([make_trajectory(), make_trajectory((1.0, 2.0))], START)
+    state = buffer.state_dict()
+    numbers = state["trajectories"]["blocks"].numpy()[: int(state["trajectories"]["sizes"][0])].view(np.int32)
+    (at,) = (at for at in range(len(numbers) - 4) if numbers[at : at + 5].tolist() == [0, 1, 2, 1, 3])
+    numbers[at + 3 : at + 5] = turns
+    state["checksum"] = checksum(state["columns"], state["trajectories"])
+    with pytest.raises(ValueError, match="blocks have impossible turns, 1 of 2"):
+        make_buffer().load_state_dict(state)
+
+
+@given(st.lists(trajectories(), max_size=5))
+def test_the_turns_of_every_trajectory_can_be(items):
+    blocks = encode(items, [[] for _ in items])
+    sizes = np.array([len(block) for block in blocks], np.int64)
+    assert possible_turns(np.frombuffer(b"".join(blocks), np.uint8), sizes).tolist() == [True] * len(items)
 
 
 def assert_equal_states(one, other):

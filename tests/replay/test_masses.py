@@ -25,6 +25,13 @@ def probabilities_of(entries, now, alpha, decay):
     return found / masses.total if masses.total > 0 else found
 
 
+def test_probabilities_are_exact_where_the_youngest_entry_is_the_least_fresh_by_far():
+    late = 10**9 + 7
+    entries = [(1.0, 0.0, 0), (1.0, 0.0, 1), (1.0, -3e7, late)]
+    found = probabilities_of(entries, late, 1.0, ExponentialDecay(tau=50.7))
+    assert_exact(found, exact_probabilities(entries, late, 1.0, exponential(50.7)))
+
+
 bases = st.just(0.0) | st.floats(1e-300, 1e300) | st.floats(0.01, 10) | st.floats(-300, 300).map(lambda x: 10**x)
 freshness = st.just(0.0) | st.floats(-1000, 0) | st.just(-np.inf)
 ages = st.integers(0, 1000) | st.integers(0, 10**9)

@@ -91,6 +91,19 @@ def test_success_rates_are_part_of_the_state():
     assert restored.probabilities(START)[1] == pytest.approx((2 / 9 + 1e-6) / (2 / 9 + 2e-6), rel=1e-12)
 
 
+def test_rates_of_the_prompts_met_longest_ago_are_forgotten_where_there_are_too_many(monkeypatch):
+    monkeypatch.setattr("freshper_lightning.replay.success.MOST_PROMPTS", 3)
+    buffer, restored = (make_buffer(capacity=2, priority=Learnability(eps=0.0)) for _ in range(2))
+    for seed in (0, 1, 2, 0, 3, 4):
+        buffer.add([make_trajectory(seed=seed, success=True)], START)
+    assert [seed for _, seed in buffer._rates._counts] == [0, 3, 4]
+    restored.load_state_dict(buffer.state_dict())
+    for each in (buffer, restored):
+        ids = each.add([make_trajectory(seed=seed, success=False) for seed in (0, 5)], START)
+        assert each.bases(ids).tolist() == pytest.approx([2 / 9, 0])
+        assert [seed for _, seed in each._rates._counts] == [4, 0, 5]
+
+
 def test_learnability_without_a_verdict_is_an_error_and_nothing_is_counted():
     buffer = make_buffer(priority=Learnability())
     with pytest.raises(ValueError, match="needs the environment's verdict"):

@@ -111,7 +111,6 @@ def test_a_finished_snapshot_is_used_and_nothing_is_evaluated_again():
         lambda buffer: buffer.add([make_trajectory(rewards=(3.0,))], ClockReading(updates=3)),
         lambda buffer: buffer.update_priorities([0], [5.0]),
         lambda buffer: buffer.observe([0], [-1.0], ClockReading(updates=3)),
-        lambda buffer: setattr(buffer, "alpha", 0.1),
         lambda buffer: setattr(buffer, "decay", ExponentialDecay(tau=1)),
         lambda buffer: buffer.load_state_dict(make_buffer(ThreadDecay()).state_dict()),
     ],

@@ -1,10 +1,12 @@
+import os
+
 import numpy as np
 import pytest
 import torch
 
 from freshper_lightning.replay import ExponentialDecay, Learnability, UniformPriority, read_state, reshard, write_state
 from freshper_lightning.trajectory import ClockReading
-from tests.replay.builders import assert_same, make_buffer, make_trajectory
+from tests.replay.builders import assert_same, make_buffer, make_trajectory, of_rewards
 
 NOW = ClockReading(updates=30)
 
@@ -75,6 +77,18 @@ def test_resharding_keeps_success_rates_and_stores_a_shared_image_once():
     assert len(new._content.store._images) == len(images)
 
 
+@pytest.mark.parametrize("after", [1, 3])
+def test_evictions_of_all_runs_are_counted_on(after):
+    old = [make_buffer(capacity=3) for _ in range(2)]
+    for count in (3, 3, 2):
+        for buffer in old[: count - 1]:
+            buffer.add(of_rewards(*range(count)), NOW)
+    new = [make_buffer() for _ in range(after)]
+    for buffer, shard in zip(new, reshard([buffer.state_dict() for buffer in old], after), strict=True):
+        buffer.load_state_dict(shard.state)
+    assert sum(buffer.evicted() for buffer in new) == sum(buffer.evicted() for buffer in old) == 8
+
+
 def test_states_that_do_not_belong_together_are_refused():
     one, other = filled(0, 1).state_dict(), filled(0, 1, priority=UniformPriority()).state_dict()
     with pytest.raises(ValueError, match="priority of the saved replay buffers must be one and the same"):
@@ -91,6 +105,26 @@ def test_a_state_goes_through_a_file(tmp_path):
     restored.load_state_dict(read_state(path))
     assert restored.probabilities(NOW).tobytes() == buffer.probabilities(NOW).tobytes()
     assert [file.name for file in tmp_path.iterdir()] == ["replay.pt"]
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_a_file_may_be_read_by_whom_the_umask_lets(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        write_state({"x": torch.ones(3)}, tmp_path / "replay.pt")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "replay.pt").stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+def test_a_file_that_was_cut_off_is_refused_by_name(tmp_path, share):
+    path = tmp_path / "replay.pt"
+    write_state(filled(0, 3).state_dict(), path)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(ValueError, match=r"replay.pt must be the whole file"):
+        read_state(path)
 
 
 def test_a_failed_write_leaves_the_old_state(tmp_path):

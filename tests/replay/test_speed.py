@@ -1,4 +1,4 @@
-"""Bounds with a wide margin over what was measured, so that they hold on shared machines and fail for O(N) loops."""
+"""Bounds of about four times the least time measured on two cores; the least of several repetitions must keep them."""
 
 import time
 
@@ -21,13 +21,13 @@ def least(times):
     return 1e3 * min(times)
 
 
-@pytest.mark.parametrize(("decay", "draw_ms"), [(ExponentialDecay(tau=50), 4.0), (InverseDecay(), 16.0)])
+@pytest.mark.parametrize(("decay", "draw_ms"), [(ExponentialDecay(tau=50), 0.4), (InverseDecay(), 1.7)])
 def test_adding_updating_and_drawing_128_of_a_full_buffer_of_50_000_takes_milliseconds(items, decay, draw_ms):
     buffer = make_buffer(capacity=N, decay=decay, alpha=0.6, asynchronous=False)
     for _ in range(N // 128 + 1):
         buffer.add(items, ClockReading())
     rng, times = np.random.default_rng(0), {"add": [], "update": [], "draw": []}
-    for step in range(20):
+    for step in range(40):
         now, ids, values = ClockReading(updates=step), rng.choice(buffer.ids(), 128), rng.random(128)
         marks = [time.process_time()]
         for action in (
@@ -39,20 +39,23 @@ def test_adding_updating_and_drawing_128_of_a_full_buffer_of_50_000_takes_millis
             marks.append(time.process_time())
         for name, spent in zip(times, np.diff(marks), strict=True):
             times[name].append(spent)
-    assert least(times["add"]) < 30
-    assert least(times["update"]) < 4
+    assert least(times["add"]) < 4
+    assert least(times["update"]) < 0.25
     assert least(times["draw"]) < draw_ms
 
 
-def test_saving_and_loading_50_000_takes_seconds(items):
+def test_saving_and_loading_50_000_small_ones_takes_milliseconds(items):
     buffer, restored = (make_buffer(capacity=N) for _ in range(2))
     for _ in range(N // 128):
         buffer.add(items, ClockReading())
-    start = time.process_time()
-    state = buffer.state_dict()
-    saved = time.process_time()
-    restored.load_state_dict(state)
-    loaded = time.process_time()
-    assert saved - start < 4
-    assert loaded - saved < 6
+    times = {"save": [], "load": []}
+    for _ in range(5):
+        start = time.process_time()
+        state = buffer.state_dict()
+        saved = time.process_time()
+        restored.load_state_dict(state)
+        times["save"].append(saved - start)
+        times["load"].append(time.process_time() - saved)
+    assert least(times["save"]) < 50
+    assert least(times["load"]) < 200
     assert len(restored) == len(buffer)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from freshper_lightning.replay import ExponentialDecay, InverseDecay, NothingToDraw
-from freshper_lightning.replay.schemes import Picked
+from freshper_lightning.replay.schemes import GumbelTopK, Picked
 from freshper_lightning.replay.weights import Weighting
 from freshper_lightning.trajectory import ClockReading
 from tests.replay.builders import START, make_buffer, make_trajectory, of_rewards
@@ -87,6 +87,19 @@ def test_probabilities_over_all_ranks_and_weights_are_those_of_one_buffer(reward
             assert result.weights == pytest.approx((rarest / share) ** beta * len(rewards) * shard_share, rel=1e-12)
 
 
+def test_probabilities_over_ranks_are_exact_where_the_latest_rank_is_the_least_fresh_by_far():
+    late, decay = 10**9 + 7, ExponentialDecay(tau=50.7)
+    shards = [make_buffer(decay=decay) for _ in range(3)]
+    for shard, update in zip(shards, (0, 1, late), strict=True):
+        shard.add(of_rewards(1), ClockReading(updates=update))
+    shards[2].observe([0], [-3e7], ClockReading(updates=late))
+    now = ClockReading(updates=late)
+    results = Ranks(3).run([lambda gather, s=shard: s.sample(1, now, 1.0, gather) for shard in shards])
+    share = 1 / (1 + np.exp(1 / 50.7))
+    assert results[0].probabilities[0] == pytest.approx(share, rel=1e-12)
+    assert results[1].probabilities[0] == pytest.approx(1 - share, rel=1e-12)
+
+
 @pytest.mark.parametrize("rewards", SHARDS)
 @pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
 def test_the_weighted_parts_have_the_expectation_of_one_buffer(rewards, beta):
@@ -138,7 +151,7 @@ def one_row(masses, row):
     return Picked(np.array([row]), share, share, masses.total)
 
 
-def weigh_all(picked, masses, beta, decay):
+def weigh_all(picked, masses, beta, decay, n=1):
     """What every rank gets: their rows are exchanged in a second round."""
     rows = []
 
@@ -148,8 +161,29 @@ def weigh_all(picked, masses, beta, decay):
 
     for gather in (record, lambda row: np.stack(rows)):
         weighting = Weighting(0.6, beta, decay, "max", gather)
-        results = [weighting.weigh(p, 1, m.total, m.scale) for p, m in zip(picked, masses, strict=True)]
+        results = [weighting.weigh(p, n, m.total, m.scale) for p, m in zip(picked, masses, strict=True)]
     return results
+
+
+@pytest.mark.parametrize("beta", [0.4, 1.0])
+def test_the_weighted_parts_of_draws_without_replacement_have_the_expectation_of_one_buffer(beta):
+    """By simulation, within 5 standard errors."""
+    rewards, decay, n, batches = [(3, 0.1, 5, 2), (9, 9, 1, 1e-1, 4)], ExponentialDecay(tau=13), 2, 1500
+    whole, shards = one_buffer(rewards, decay).probabilities(NOW), shards_of(rewards, decay, draw="gumbel")
+    masses, random = [shard._masses_at(NOW) for shard in shards], np.random.default_rng(0)
+    sums, squares = np.zeros(len(whole)), np.zeros(len(whole))
+    for _ in range(batches):
+        picked = [
+            GumbelTopK().pick(m, shard._content.columns, n, random) for m, shard in zip(masses, shards, strict=True)
+        ]
+        drawn = np.concatenate([picked[0].rows, picked[1].rows + len(rewards[0])])
+        weights = np.concatenate([weighed.weights for weighed in weigh_all(picked, masses, beta, decay, n)])
+        values = np.zeros(len(whole))
+        values[drawn] = weights * whole[drawn].min() ** -beta / (n * len(shards))
+        sums, squares = sums + values, squares + values**2
+    mean = sums / batches
+    error = np.sqrt((squares / batches - mean**2) / batches)
+    assert (np.abs(mean - whole ** (1 - beta)) <= 5 * error).all()
 
 
 @pytest.mark.parametrize("rewards", SHARDS)
@@ -209,6 +243,20 @@ def test_buffers_count_alike_where_draws_go_by_age(draw):
     for result in results:
         assert result.probabilities.tolist() == pytest.approx([0.25] * len(result.ids))
         assert result.weights.tolist() == pytest.approx([1.5] * len(result.ids))
+
+
+@pytest.mark.parametrize("draw", ["newest", "oldest"])
+@pytest.mark.parametrize("sizes", [(2, 4), (1, 5)])
+def test_ranks_that_draw_unequal_parts_by_age_count_alike(draw, sizes):
+    shards = shards_of([(1, 5, 9, 2, 2), (1, 2, 3, 4, 5)], ExponentialDecay(tau=3), draw=draw)
+    pairs = zip(shards, sizes, strict=True)
+    results = Ranks(2).run([lambda gather, s=shard, n=n: s.sample(n, NOW, 0.7, gather) for shard, n in pairs])
+    for result, n in zip(results, sizes, strict=True):
+        assert len(result.ids) == n
+        assert result.probabilities.tolist() == pytest.approx([1 / (2 * n)] * n)
+        worth = sum(sizes) / (2 * n)
+        assert result.multiplicities.tolist() == pytest.approx([worth] * n)
+        assert result.weights.tolist() == pytest.approx([(max(sizes) / n) ** -0.7 * worth] * n)
 
 
 def test_whole_groups_over_ranks_have_the_probabilities_of_one_buffer():
