@@ -3,6 +3,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 PYTHON ?= python3
 ENGINE ?= transformers
+TASK ?= frozenlake
+METHOD ?= freshper
 SEED ?= 0
 RUN ?= runs/quickstart
 ARGS ?=
@@ -49,12 +51,12 @@ define TRAIN
 @echo "1/3 a tiny policy, untrained"
 @$(FRESHPER) tiny --path $(RUN)/base --spec.seed $(SEED)
 @echo "2/3 warm start: supervised training on demonstrations of imperfect play"
-@$(FRESHPER) fit -c configs/base.yaml -c configs/frozenlake.yaml -c configs/warm_start.yaml \
+@$(FRESHPER) fit -c configs/base.yaml -c configs/tasks/$(TASK).yaml -c configs/methods/warm_start.yaml -c configs/tasks/$(TASK)_warm_start.yaml \
   --seed_everything $(SEED) --model.path $(RUN)/base --rollout.engine.name transformers \
   --trainer.logger.init_args.save_dir $(RUN) --trainer.logger.init_args.name warm_start --trainer.logger.init_args.version ""
 @$(FRESHPER) export --checkpoint $(RUN)/warm_start/checkpoints/last.ckpt --model $(RUN)/base --path $(RUN)/policy
 @echo "3/3 reinforcement learning with FreshPER"
-@$(FRESHPER) fit -c configs/base.yaml -c configs/frozenlake.yaml -c configs/freshper.yaml -c $(1) \
+@$(FRESHPER) fit -c configs/base.yaml -c configs/tasks/$(TASK).yaml -c configs/methods/$(METHOD).yaml -c $(1) \
   --seed_everything $(SEED) --model.path $(RUN)/policy --rollout.engine.name $(ENGINE) \
   --trainer.logger.init_args.save_dir $(RUN) --trainer.logger.init_args.name freshper --trainer.logger.init_args.version ""
 endef

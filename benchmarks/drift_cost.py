@@ -10,7 +10,7 @@ from pathlib import Path
 
 from freshper_lightning.callbacks.report import read_scalars
 
-CONFIGS = ("base", "frozenlake", "freshper", "quickstart")
+CONFIGS = ("base", "tasks/frozenlake", "methods/freshper", "quickstart")
 
 
 def main() -> None:

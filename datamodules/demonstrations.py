@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer
 
-from datamodules.loader import LoopDataModule
+from datamodules.loader import LoopDataModule, seed_of_run
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.module import PolicyModule
 from freshper_lightning.policy.net import require_model_folder
@@ -35,7 +35,7 @@ class DemonstrationsDataModule(LoopDataModule):
         batch_size: int = 64,
         resample: bool = False,
         history: History = "strict",
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         """Keep the settings; the first demonstrations are played in :meth:`setup`.
 
@@ -46,13 +46,14 @@ class DemonstrationsDataModule(LoopDataModule):
             batch_size: Demonstrations per optimizer batch, over all ranks and micro-batches.
             resample: Whether every pass plays new demonstrations, rather than all passes the same.
             history: As in the rollouts that follow.
-            seed: Seed of instances and of the order.
+            seed: Seed of instances and of the order; by default that of ``seed_everything``.
         """
         super().__init__()
         if batch_size < 1 or episodes < 1 or episodes % batch_size:
             raise ValueError(f"data.batch_size={batch_size} must divide data.episodes={episodes}, both at least 1")
         self.demonstrate, self.arguments, self.history = demonstrate, arguments or {}, history
-        self.episodes, self.batch_size, self.seed = episodes, batch_size, seed
+        self.episodes, self.batch_size = episodes, batch_size
+        self.seed = seed_of_run() if seed is None else seed
         self.resample = resample
         self.demonstrations: list[Transcript] = []
         """Those of the present pass."""

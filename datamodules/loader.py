@@ -1,5 +1,6 @@
 """A loader that asks for one optimizer batch after another, never ahead, and resumes in the middle of an iteration."""
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Protocol
@@ -122,3 +123,8 @@ class LoopDataModule(LightningDataModule, ABC):
     def test_dataloader(self) -> list[int]:
         """One dummy batch."""
         return [0]
+
+
+def seed_of_run() -> int:
+    """The seed that ``seed_everything`` of Lightning was last called with, in this process or its parent; else 0."""
+    return int(os.environ.get("PL_GLOBAL_SEED", 0))

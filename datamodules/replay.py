@@ -1,6 +1,5 @@
 """Training batches from fresh rollouts and from the replay buffer, drawn when they are asked for."""
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,8 +10,9 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
+from datamodules.checks import decay_of, require, require_age_of_clock, require_bytes, require_room
 from datamodules.epoch import Prepare, PreparedEpoch
-from datamodules.loader import LoopDataModule
+from datamodules.loader import LoopDataModule, seed_of_run
 from datamodules.optimizer_batch import Floats, Ids, OptimizerBatch, Part
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.packing import TrajectoryBatch
@@ -23,7 +23,6 @@ from freshper_lightning.replay import (
     DrawScheme,
     Eviction,
     ExponentialDecay,
-    NoDecay,
     NothingToDraw,
     Priority,
     ReplayBuffer,
@@ -72,7 +71,7 @@ class ReplayDataModule(LoopDataModule):
         weights: WeightsOver = "max",
         log_prob_dtype: LogProbDtype = "float32",
         memory_map: str | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         """Check the settings and make the buffer.
 
@@ -81,13 +80,14 @@ class ReplayDataModule(LoopDataModule):
             epochs: Passes over the fresh trajectories of an iteration.
             replay_updates: Replay batches per fresh batch of one pass (K of the paper); 0 is on-policy training.
             capacity: Trajectories that the buffer holds (per rank).
-            max_bytes: Bytes that the buffer holds (per rank); no bound by default.
+            max_bytes: Bytes that the buffer holds (per rank), at least those of an iteration; no bound by default.
             minimum_size: Trajectories that the buffers of all ranks must hold before they are drawn from;
                 ``batch_size`` by default.
             priority: Base priority; CustomPriority names a function by its import path.
             decay: Decay of a priority with age; ``none`` (or null) is standard prioritized replay.
             clock: What age is counted in, and therefore the unit of ``tau``: ``updates``, ``iterations``, ``lr_path``
-                (sum of learning rates), ``drift`` (nats per token) or ``drift_length`` (sum of sqrt(2 x drift)).
+                (sum of learning rates), ``drift`` (nats per token) or ``drift_length`` (sum of sqrt(2 x drift)). Ages
+                that are the default of a decay or an eviction are meant for the first two and refused with the others.
             alpha: Exponent of the priority.
             beta: Exponent of the importance weights at the first update.
             beta_end: Exponent of the importance weights from ``beta_updates`` on.
@@ -100,8 +100,7 @@ class ReplayDataModule(LoopDataModule):
             weights: What importance weights are divided by: their maximum in the batch, or their sum (mean weight 1).
             log_prob_dtype: How log-probabilities are stored; ``float16`` takes half the room.
             memory_map: Folder, on a large disk, for files that hold the trajectories instead of memory.
-            seed: Seed of the draws and of the order of fresh trajectories. On the command line ``seed_everything``
-                sets it, and another value is refused.
+            seed: Seed of the draws and of the order of fresh trajectories; by default that of ``seed_everything``.
 
         Raises:
             ConfigurationError: A setting is out of range.
@@ -112,16 +111,18 @@ class ReplayDataModule(LoopDataModule):
         self.replay_updates = replay_updates
         self.minimum_size = batch_size if minimum_size is None else minimum_size
         self.beta, self.beta_end, self.beta_updates = beta, beta_end, beta_updates
-        self.seed = seed
-        self._check(capacity)
+        self.seed = seed_of_run() if seed is None else seed
+        self._check()
+        of_age = decay_of(decay)
+        require_age_of_clock(clock, of_age, eviction)
         try:
             self.buffer = ReplayBuffer(
                 capacity=capacity,
                 priority=priority,
-                decay=NoDecay() if decay is None or isinstance(decay, str) else decay,
+                decay=of_age,
                 clock=clock,
                 alpha=alpha,
-                seed=seed,
+                seed=self.seed,
                 max_bytes=max_bytes,
                 draw=draw,
                 eviction=eviction,
@@ -142,6 +143,8 @@ class ReplayDataModule(LoopDataModule):
         """Time spent on preparing epochs since it was last reset."""
         self.withhold: Callable[[list[Trajectory]], list[Trajectory]] | None = None
         """Takes trajectories of a new iteration out of training, where that is asked for; returns the others."""
+        self.measure: Callable[[list[Trajectory]], Floats] | None = None
+        """Base priorities of trajectories that go into the buffer, where the priority cannot tell them by itself."""
         self.restores_tau = False
         """Whether a checkpoint's tau replaces that of the configuration, since training moves it."""
         self._fresh: Ids = np.empty(0, dtype=np.int64)
@@ -150,16 +153,15 @@ class ReplayDataModule(LoopDataModule):
         self._prepare: Prepare | None = None
         self._epoch = PreparedEpoch({})
 
-    def _check(self, capacity: int) -> None:
-        _require("batch_size", self.batch_size, self.batch_size >= 1, "at least 1")
-        _require("epochs", self.epochs, self.epochs >= 0, "at least 0")
-        _require("replay_updates", self.replay_updates, self.replay_updates >= 0, "at least 0")
-        _require("epochs", self.epochs, self.epochs + self.replay_updates >= 1, "at least 1 where replay_updates is 0")
-        _require("beta", self.beta, 0 <= self.beta <= 1, "in [0, 1]")
-        _require("beta_end", self.beta_end, 0 <= self.beta_end <= 1, "in [0, 1]")
-        _require("beta_updates", self.beta_updates, self.beta_updates >= 1, "at least 1")
-        _require("capacity", capacity, capacity >= self.batch_size, f"at least batch_size={self.batch_size}")
-        _require("minimum_size", self.minimum_size, 1 <= self.minimum_size <= capacity, f"in [1, capacity={capacity}]")
+    def _check(self) -> None:
+        require("batch_size", self.batch_size, self.batch_size >= 1, "at least 1")
+        require("epochs", self.epochs, self.epochs >= 0, "at least 0")
+        require("replay_updates", self.replay_updates, self.replay_updates >= 0, "at least 0")
+        require("epochs", self.epochs, self.epochs + self.replay_updates >= 1, "at least 1 where replay_updates is 0")
+        require("beta", self.beta, 0 <= self.beta <= 1, "in [0, 1]")
+        require("beta_end", self.beta_end, 0 <= self.beta_end <= 1, "in [0, 1]")
+        require("beta_updates", self.beta_updates, self.beta_updates >= 1, "at least 1")
+        require("minimum_size", self.minimum_size, self.minimum_size >= 1, "at least 1")
 
     def bind(
         self,
@@ -167,18 +169,27 @@ class ReplayDataModule(LoopDataModule):
         now: Callable[[], ClockReading],
         group_size: int = 1,
         prepare: Prepare | None = None,
+        longest: int = 0,
     ) -> None:
-        """Tell the size of an iteration (over all ranks), the clock, the size of a group, and what prepares an epoch.
+        """Tell what the other parts of the run know.
+
+        Args:
+            trajectories_per_iteration: Over all ranks.
+            now: Where to read the clock.
+            group_size: Members of a group.
+            prepare: What prepares an epoch, where it has to be prepared.
+            longest: Tokens that a trajectory may have.
 
         Raises:
-            ConfigurationError: The sizes do not divide.
+            ConfigurationError: The sizes do not divide, or the buffer has no room for an iteration.
         """
         size = trajectories_per_iteration
         if size % self.batch_size:
             raise ConfigurationError(
                 f"data.batch_size={self.batch_size} must divide rollout.groups x rollout.group_size = {size}"
             )
-        _require("capacity", self.buffer.capacity, self.buffer.capacity >= size, f"at least one iteration ({size})")
+        require_room(self.buffer.capacity, self.minimum_size, size, self._world_size)
+        require_bytes(self.buffer.max_bytes, size, self._world_size, longest)
         self._bind_groups(group_size)
         if self._world_size > 1:
             assert self.trainer is not None
@@ -221,7 +232,8 @@ class ReplayDataModule(LoopDataModule):
         """Put this rank's trajectories of a new iteration into the buffer and make them the fresh ones."""
         kept = trajectories if self.withhold is None else self.withhold(trajectories)
         self.buffer.unpin(self._fresh)
-        self._fresh = self.buffer.add(kept, self._now(), pin=True)
+        priorities = None if self.measure is None else self.measure(kept)
+        self._fresh = self.buffer.add(kept, self._now(), priorities, pin=True)
 
     def fresh(self) -> list[Trajectory]:
         """This rank's trajectories of the present iteration."""
@@ -341,8 +353,3 @@ class ReplayDataModule(LoopDataModule):
     def teardown(self, stage: str) -> None:
         """Stop the buffer's thread."""
         self.buffer.close()
-
-
-def _require(key: str, value: float, holds: bool, allowed: str) -> None:
-    if not holds or not math.isfinite(value):
-        raise ConfigurationError(f"data.{key}={value} must be {allowed}")

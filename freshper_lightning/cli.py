@@ -11,7 +11,6 @@ from typing import Any
 
 import jsonargparse
 import transformers
-from jsonargparse import Namespace
 from lightning import Callback, LightningDataModule, Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
@@ -37,7 +36,9 @@ from freshper_lightning.strategies import FSDP2Strategy
 __all__ = ["DemonstrationsDataModule", "FSDP2Strategy", "FreshperCLI", "ReplayDataModule", "main"]
 
 COMMANDS: dict[str, Callable[..., Any]] = {
+    "encyclopedia": commands.encyclopedia,
     "export": commands.export,
+    "index": commands.index,
     "inspect": commands.inspect,
     "smollm2": commands.smollm2,
     "tiny": commands.tiny,
@@ -87,7 +88,6 @@ class FreshperCLI(LightningCLI):
         parser.set_defaults({"checkpoint.save_on_train_epoch_end": True})
         parser.link_arguments("seed_everything", "rollout.seed", compute_fn=int)
         parser.link_arguments("seed_everything", "freshness.seed", compute_fn=int)
-        parser.link_arguments(("seed_everything", "data"), "data.init_args.seed", compute_fn=seed_of_data)
         parser.link_arguments("rollout.sampling.temperature", "model.temperature")
         parser.link_arguments("rollout.history", "data.init_args.history")
 
@@ -116,20 +116,6 @@ class FreshperCLI(LightningCLI):
         if config.get("enable_checkpointing") is False:
             unwanted.append(ModelCheckpoint)
         return super()._instantiate_trainer(config, [c for c in callbacks if not isinstance(c, tuple(unwanted))])
-
-
-def seed_of_data(seed_everything: int, data: Namespace | None) -> int:
-    """The data module's seed, which is that of the run.
-
-    Raises:
-        ValueError: The configuration has another one, which would have no effect.
-    """
-    seed = int(seed_everything)
-    settings = None if data is None else data.get("init_args")
-    given = None if settings is None else settings.get("seed")
-    if given not in (None, 0, seed):  # 0 is also what stands there where nothing is said
-        raise ValueError(f"data.seed={given} must be left out, or equal to seed_everything={seed}, which sets it")
-    return seed
 
 
 def main(args: Sequence[str] | None = None) -> None:

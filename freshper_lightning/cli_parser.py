@@ -23,7 +23,6 @@ _UNKNOWN_CLASS = re.compile(r"Expected a dot import path string: (\S+)")
 _EXPECTED = re.compile(r"Expected a (typing\.Literal\[.*?\]|<class '[\w.]+'>|[\w.]+\[.*?\])(?:\. Got value: (.*))?")
 _GIVEN = re.compile(r"Given value: (?:NestedArg\(key='[\w.]+', val=)?(.*?)\)?$", re.MULTILINE)
 _REFUSED = re.compile(r"^ *- (?!Expected a )(.*)$", re.MULTILINE)
-_LINK = re.compile(r"Call to compute_fn of link .* failed: (.*)", re.DOTALL)
 _WORD = re.compile(r"'(\w+)'(?=[,\]])")
 _TYPE = re.compile(r"(?!collections\.|typing\.)\b[a-z_]\w*(?:\.\w+)+")
 
@@ -56,8 +55,6 @@ def _types(parser: ArgumentParser) -> dict[str, str]:
 
 def explain(message: str, types: dict[str, str]) -> str:
     """The parser's message in the words of a user of the keys in ``types``, which gives the type of each as text."""
-    if computed := _LINK.search(message):
-        return computed.group(1)
     key = ".".join(_KEY.findall(message))
     value = next(iter(_GIVEN.findall(message)), "")
     if message.startswith("unrecognized arguments: "):

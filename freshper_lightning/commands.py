@@ -15,6 +15,7 @@ from freshper_lightning.policy.lora import LoraSettings
 from freshper_lightning.policy.module import export_policy
 from freshper_lightning.policy.net import PolicyNet
 from freshper_lightning.policy.tiny import TinySpec, build_tiny, train_tokenizer
+from freshper_lightning.retrieval import build_index
 
 
 def tiny(
@@ -116,3 +117,29 @@ def inspect(
     if png is not None:
         draw(found[0].trajectory, run.chat(), run.environment).save(png, format="PNG")
         print(f"\npicture in {png}")
+
+
+def index(corpus: str, path: str, text_field: str = "contents", title_field: str = "") -> None:
+    """Make the BM25 index of a corpus, for ``rollout.environment.kwargs.index`` of a search task.
+
+    Args:
+        corpus: JSONL file of documents.
+        path: Folder to write the index to.
+        text_field: Holds the document, title in its first line.
+        title_field: Holds the title where it stands apart.
+    """
+    print(f"index of {build_index(corpus, path, text_field, title_field)} documents in {path}")
+
+
+def encyclopedia(path: str, train: int = 180, heldout: int = 120, seed: int = 0) -> None:
+    """Make up an encyclopedia with one- and two-hop questions for configs/tasks/search.yaml.
+
+    Args:
+        path: Folder to write corpus, index and questions to.
+        train: People that training questions are about.
+        heldout: People that held-out questions are about; nobody is in both.
+        seed: Decides everything.
+    """
+    from freshper_lightning.envs.encyclopedia import write_encyclopedia
+
+    print(f"encyclopedia of {write_encyclopedia(path, train, heldout, seed)} pages in {path}")

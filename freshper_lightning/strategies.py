@@ -25,12 +25,14 @@ class FSDP2Strategy(ModelParallelStrategy):
         super().setup_environment()
 
     def shard(self, net: PolicyNet, mesh: Any) -> None:
-        """Shard each decoder layer and then the rest, head and embedding together, over the ranks.
+        """Shard each decoder layer, a critic, and then the rest, head and embedding together, over the ranks.
 
         Under ``bf16-mixed`` ranks exchange and compute with bfloat16 copies, while the shards themselves, the
-        gradients that are summed over ranks and the optimizer's state stay float32.
+        gradients that are summed over ranks and the optimizer's state stay float32, and so does all of a critic.
         """
         mixed = self.precision_plugin.precision == "bf16-mixed"
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed else MixedPrecisionPolicy()
+        if net.critic is not None:
+            fully_shard(net.critic, mesh=mesh["data_parallel"])
         for module in (*net.blocks(), net):
             fully_shard(module, mesh=mesh["data_parallel"], mp_policy=policy)

@@ -169,6 +169,16 @@ class Trajectory(Transcript):
             raise ValueError(f"trajectory {self.member} of group {self.group} has no advantages yet")
         return self.advantages.repeat_interleave(self.turn_lengths)
 
+    def token_rewards(self) -> Tensor:
+        """float32 [S]: each turn's reward at its last token, the format penalty at the episode's last token, else 0.
+
+        They sum to ``training_return``. The penalty is one number for the episode, so that it cannot be given to turns.
+        """
+        rewards = torch.zeros(self.num_sampled)
+        rewards[self.turn_lengths.cumsum(0) - 1] = self.rewards
+        rewards[-1] += self.format_penalty
+        return rewards
+
     def with_advantages(self, advantages: Tensor, group_mean: float, group_std: float) -> "Trajectory":
         """This trajectory with its advantages [T] and the statistics of its group."""
         return replace(self, advantages=advantages.float(), group_mean=group_mean, group_std=group_std)

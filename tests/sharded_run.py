@@ -14,6 +14,7 @@ from datamodules.replay import ReplayDataModule
 from freshper_lightning.algorithms import GRPO, ESSGuard
 from freshper_lightning.algorithms.ess import sequence_log_weights
 from freshper_lightning.callbacks.drift import choose_probe
+from freshper_lightning.callbacks.report import read_scalars
 from freshper_lightning.replay import AbsoluteAdvantage
 from freshper_lightning.strategies import FSDP2Strategy
 from tests.loop import fit, policy, rollout_callback
@@ -103,6 +104,13 @@ def run(model, folder, ranks, draw="stratified", lost=None):
         "groups": [t.group for t in data.buffer.get(data.buffer.ids())],
     }
     group |= {"updates": trainer.callbacks[0].clock.updates, "steps": trainer.callbacks[0].environment_steps}
+    buffer = data.buffer
+    counts = (len(buffer), buffer.nbytes, buffer.evicted(), len(buffer.pinned()))
+    group["held"] = dict(zip(("size", "bytes", "evicted", "pinned"), map(float, counts), strict=True))
+    group["held"]["age_buffer"] = float(buffer.ages(trainer.callbacks[0].clock).sum())
+    if trainer.is_global_zero:
+        scalars = read_scalars(trainer.logger.log_dir)
+        group["logged"] = {name: scalars[f"replay/{name}"] for name in group["held"]}
     torch.save(group, folder / f"rank{trainer.global_rank}_of_{ranks}.pt")
 
 

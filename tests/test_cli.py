@@ -6,10 +6,8 @@ import pytest
 import torch
 import yaml
 
-from freshper_lightning import commands
 from freshper_lightning.callbacks.report import read_scalars
 from freshper_lightning.cli import main
-from freshper_lightning.policy.tiny import TinySpec
 from tests.command import ROOT, TINY, environment, in_another_process, in_this_process
 
 CONFIGS = ROOT / "configs"
@@ -154,9 +152,11 @@ def test_a_wrong_key_of_a_file_is_refused_like_one_of_the_command_line(capsys, t
         ("--rollout.environment.id=FrozenLake-v9", ["FrozenLake-v9"]),
         ("--data.batch_size=5", ["data.batch_size=5 must divide rollout.groups x rollout.group_size = 8"]),
         ("--data.alpha=2", ["alpha must be in [0, 1], not 2.0"]),
-        ("--data.capacity=2", ["data.capacity=2 must be at least batch_size=4"]),
+        ("--data.capacity=2", ["data.capacity=2 must be at least one iteration (8)"]),
+        ("--data.max_bytes=10", ["data.max_bytes=10 must be at least", "rollout.engine.max_model_len"]),
+        ("--data.clock=drift", ["data.decay.tau=50", "data.clock=drift", "docs/method.md"]),
         ("--data.priority=TDError", ["data.priority=TDError", "AbsoluteAdvantage"]),
-        ("--data.seed=9", ["data.seed=9", "left out", "seed_everything=3"]),
+        ("--data.seed=-9", ["data.seed must be at least 0, not -9"]),
         ("--data.memory_map=nowhere", ["data.memory_map", "an existing folder", "'nowhere'"]),
         (
             '--data.priority={"class_path": "CustomPriority", "init_args": {"path": "no.such"}}',
@@ -213,90 +213,6 @@ def test_a_refused_command_says_so_in_its_exit_code(model_path, tmp_path):
     assert done.stderr.startswith("freshper: error: rollout.groups=none must be int\n")
 
 
-GRIDS = {"sokoban_simple": "sokoban", "sokoban_hard": "sokoban", "cliff_walking": "cliff_walking"}
-"""Tasks on a grid, with the modules of their environments."""
-
-STACKS = {
-    "warm_start": ("base", "frozenlake", "warm_start"),
-    "freshper": ("base", "frozenlake", "freshper"),
-    "quickstart": ("base", "frozenlake", "freshper", "quickstart"),
-    "learn": ("base", "frozenlake", "freshper", "learn"),
-    "gsm8k": ("base", "freshper", "gsm8k_smollm2"),
-    **{task: ("base", f"tasks/{task}", "freshper") for task in GRIDS},
-    **{f"{task}_warm_start": ("base", f"tasks/{task}", "warm_start", f"tasks/{task}_warm_start") for task in GRIDS},
-}
-
-
-def stacked(names):
-    return [part for name in names for part in ("-c", str(CONFIGS / f"{name}.yaml"))]
-
-
-def test_every_configuration_file_is_part_of_a_stack():
-    files = {str(path.relative_to(CONFIGS).with_suffix("")) for path in CONFIGS.rglob("*.yaml")}
-    assert files == {name for names in STACKS.values() for name in names}
-
-
-@pytest.mark.parametrize("stack", STACKS)
-def test_every_stack_of_configuration_files_parses(capsys, stack):
-    config = printed(capsys, *stacked(STACKS[stack]), "--model.path=somewhere")
-    assert config["model"]["path"] == "somewhere"
-    assert config["trainer"]["max_epochs"] >= 1
-
-
-@pytest.fixture(scope="module")
-def lake_model(tmp_path_factory):
-    path = tmp_path_factory.mktemp("lake") / "model"
-    spec = TinySpec(hidden_size=32, layers=2, heads=2, kv_heads=1, intermediate=64, max_position=512)
-    commands.tiny(str(path), spec, episodes=20)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("stack", "smaller"),
-    [
-        ("warm_start", ["--data.episodes=8", "--data.batch_size=4"]),
-        (
-            "quickstart",
-            ["--data.batch_size=4", "--rollout.groups=1", "--rollout.group_size=4", "--data.minimum_size=4"],
-        ),
-    ],
-)
-def test_the_frozen_lake_runs_an_iteration_on_a_tiny_model(tmp_path, lake_model, stack, smaller, capsys):
-    lake = ["--rollout.environment.kwargs", '{"size": 2, "max_turns": 3}']
-    small = ["--trainer.max_epochs=1", "--evaluation.episodes=4", "--rollout.engine.name=transformers", *smaller]
-    place = [f"--trainer.logger.init_args.save_dir={tmp_path}", "--trainer.accelerator=cpu"]
-    main(["fit", *stacked(STACKS[stack]), f"--model.path={lake_model}", *lake, *small, *place])
-    scalars = read_scalars(tmp_path / "run" / "version_0")
-    phase = "demonstration" if stack == "warm_start" else "fresh"
-    assert f"update/{phase}/loss" in scalars
-    assert "success, greedy" in capsys.readouterr().out
-    assert (tmp_path / "run" / "version_0" / "checkpoints" / "last.ckpt").exists()
-
-
-SMALL = {
-    "warm_start": ["--data.episodes=2", "--data.batch_size=2"],
-    "freshper": ["--data.batch_size=4", "--rollout.groups=1", "--rollout.group_size=4", "--data.minimum_size=4"],
-}
-
-
-@pytest.mark.parametrize("task", GRIDS)
-def test_a_task_on_a_grid_runs_its_warm_start_and_its_training_on_a_tiny_model(tmp_path, task, capsys):
-    spec = TinySpec(hidden_size=32, layers=1, heads=2, kv_heads=1, intermediate=64, max_position=6144)
-    model = tmp_path / "model"
-    commands.tiny(str(model), spec, episodes=20, task=f"freshper_lightning.envs.{GRIDS[task]}")
-    short = ["--rollout.environment.kwargs.max_turns=3"]
-    if task.startswith("sokoban"):
-        short += [f"--rollout.environment.kwargs.{key}" for key in ("min_moves=1", "max_moves=3")]
-    common = ["--trainer.max_epochs=1", "--evaluation.episodes=2", "--rollout.engine.name=transformers"]
-    common += [f"--trainer.logger.init_args.save_dir={tmp_path}", "--trainer.accelerator=cpu", f"--model.path={model}"]
-    for name, method in ((f"{task}_warm_start", "warm_start"), (task, "freshper")):
-        place = f"--trainer.logger.init_args.name={method}"
-        main(["fit", *stacked(STACKS[name]), *short, *common, *SMALL[method], place])
-        scalars = read_scalars(tmp_path / method / "version_0")
-        assert f"update/{'demonstration' if method == 'warm_start' else 'fresh'}/loss" in scalars
-        assert len(scalars["evaluation/greedy/return"]) >= 1
-
-
 MORE = {
     "PositiveReward": {"priority": {"class_path": "PositiveReward"}, "draw": "gumbel", "weights": "sum"},
     "GroupSpread": {
@@ -333,9 +249,9 @@ def test_every_priority_can_be_named_in_a_file_and_trains(monkeypatch, model_pat
     assert state["priority"].startswith(f"{name}(")
 
 
-def test_a_seed_that_is_that_of_the_run_may_be_written_down(capsys, monkeypatch, model_path, tmp_path):
+def test_a_seed_of_the_data_beside_that_of_the_run_is_kept(capsys, monkeypatch, model_path, tmp_path):
     short = ["--trainer.max_epochs=1", "--data.replay_updates=0", "--evaluation.at_start=false"]
-    in_this_process(monkeypatch, model_path, tmp_path, "--data.seed=3", *short)
+    in_this_process(monkeypatch, model_path, tmp_path, "--data.seed=0", *short)
     saved = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
-    assert saved["seed_everything"] == 3
-    assert "seed" not in saved["data"]["init_args"]
+    assert (saved["seed_everything"], saved["data"]["init_args"]["seed"]) == (3, 0)
+    assert printed(capsys, "-c", TINY)["data"]["init_args"]["seed"] is None

@@ -153,3 +153,11 @@ def test_the_guard_decides_on_the_weights_of_all_ranks(seen):
         expected = 1.0 if rows[0]["phase"] == "fresh" else ratio**0.5
         assert [row["factor"] for row in rows] == pytest.approx([expected] * RANKS, rel=1e-9)
     assert min(row["factor"] for row in ranks[0]["rows"]) < 1
+
+
+def test_what_the_log_says_of_the_buffer_is_of_all_ranks(seen):
+    ranks, _ = seen
+    together = {name: sum(rank["held"][name] for rank in ranks) for name in ranks[0]["held"]}
+    assert [together[name] for name in ("size", "evicted", "pinned")] == [16, 0, 8]
+    together["age_buffer"] /= together["size"]
+    assert {name: points[-1][1] for name, points in ranks[0]["logged"].items()} == pytest.approx(together)

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
 ROOT = Path(__file__).parents[1]
 GSM8K = ROOT.parent / "shared" / "data"
-CONFIGS = ("base", "freshper", "gsm8k_smollm2")
+CONFIGS = ("base", "methods/freshper", "gsm8k_smollm2")
 TEMPERATURE = 0.8
 EPISODES_PER_ITERATION = 16
 MAX_GAP = 1e-4

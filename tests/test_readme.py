@@ -38,7 +38,7 @@ def folder(tmp_path):
 
 
 def test_the_environment_and_the_priority_of_the_readme_train(folder):
-    stack = ("-c", "configs/base.yaml", "-c", "configs/freshper.yaml", "--model.path", "model")
+    stack = ("-c", "configs/base.yaml", "-c", "configs/methods/freshper.yaml", "--model.path", "model")
     small = ("--trainer.max_epochs=1", "--rollout.groups=2", "--rollout.group_size=2", "--data.batch_size=4")
     quick = ("--evaluation.episodes=2", "--rollout.engine.name=transformers", "--rollout.engine.max_model_len=256")
     own = ("--rollout.environment.id=guess:Guess-v0", "--data.priority=mine.Surprise", "--data.priority.eps=0.1")

@@ -3,7 +3,8 @@
 from freshper_lightning.algorithms.algorithm import GRPO, SFT, Reinforce
 from freshper_lightning.algorithms.base import Algorithm
 from freshper_lightning.algorithms.ess_guard import ESSGuard
-from freshper_lightning.algorithms.inputs import LossInputs, LossOutput
+from freshper_lightning.algorithms.inputs import LossInputs, LossOutput, ValueInputs
+from freshper_lightning.algorithms.ppo import PPO
 from freshper_lightning.algorithms.presets import (
     CISPO,
     DAPO,
@@ -25,6 +26,7 @@ __all__ = [
     "GSPO",
     "M2PO",
     "MIS",
+    "PPO",
     "RLOO",
     "SFT",
     "TIS",
@@ -37,4 +39,5 @@ __all__ = [
     "LossOutput",
     "Reinforce",
     "ReinforcePlusPlusBaseline",
+    "ValueInputs",
 ]

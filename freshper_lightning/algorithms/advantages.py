@@ -66,7 +66,7 @@ def compute_advantages(
     size = check_groups(trajectories, baseline)
     if group_filter is not None:
         trajectories = informative(trajectories, group_filter)
-    returns, groups = _outcomes(trajectories)
+    returns, groups = outcomes(trajectories)
     if penalty is not None:
         returns = returns - penalty(trajectories)
     mean, std = group_statistics(returns, groups)
@@ -90,11 +90,11 @@ def informative(trajectories: Sequence[Trajectory], tolerance: float) -> list[Tr
     sampling again): it takes no part in whitening, in the fresh pass and its counts, or in the replay buffer. The test
     is on training returns, before any KL penalty, which differs between members whose outcomes do not.
     """
-    _, std = group_statistics(*_outcomes(trajectories))
+    _, std = group_statistics(*outcomes(trajectories))
     return [trajectory for trajectory, deviation in zip(trajectories, std, strict=True) if deviation > tolerance]
 
 
-def _outcomes(trajectories: Sequence[Trajectory]) -> tuple[Tensor, Tensor]:
+def outcomes(trajectories: Sequence[Trajectory]) -> tuple[Tensor, Tensor]:
     """Training returns (float64 [N]) and groups (int64 [N])."""
     returns = torch.tensor([trajectory.training_return for trajectory in trajectories], dtype=torch.float64)
     return returns, torch.tensor([trajectory.group for trajectory in trajectories], dtype=torch.int64)

@@ -243,6 +243,12 @@ class Reinforce(Algorithm):
         """
         check_inputs(inputs)
         self._check_needs(inputs)
+        token_loss, metrics = self._token_loss(inputs)
+        loss = weighted_loss(token_loss, inputs.coefficients, inputs.importance_weights)
+        return LossOutput(loss, detached(metrics))
+
+    def _token_loss(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss [S] and metrics of each token, without weights."""
         log_ratio = inputs.log_probs - inputs.behavior_log_probs
         metrics = self._policy_term(inputs, log_ratio)
         metrics |= {"log_ratio": log_ratio, "kl_behavior": k3(log_ratio)}
@@ -253,12 +259,11 @@ class Reinforce(Algorithm):
             metrics["kl_reference"] = k3(inputs.reference_log_probs - inputs.log_probs)
         if inputs.entropy is not None and self.needs_entropy():
             token_loss = token_loss - self.entropy_coefficient * inputs.entropy
-        if inputs.reference_log_probs is not None and self.needs_reference():
+        if inputs.reference_log_probs is not None and self.kl_coefficient > 0 and self.kl_in == "loss":
             ratio = importance_ratio(log_ratio) if self.kl_ratio else None
             divergence = kl_loss(inputs.log_probs, inputs.reference_log_probs, self.kl_estimator, ratio)
             token_loss = token_loss + self.kl_coefficient * divergence
-        loss = weighted_loss(token_loss, inputs.coefficients, inputs.importance_weights)
-        return LossOutput(loss, detached(metrics))
+        return token_loss, metrics
 
     def _check_needs(self, inputs: LossInputs) -> None:
         if self.needs_entropy() and inputs.entropy is None:

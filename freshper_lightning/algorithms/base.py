@@ -36,7 +36,7 @@ class Algorithm(ABC):
 
     def needs_preparation(self) -> bool:
         """Whether the policy has to see all batches of an epoch before its first update."""
-        return self.needs_proximal()
+        return self.needs_proximal() or self.needs_critic
 
     def needs_entropy(self) -> bool:
         """Whether the loss reads ``entropy`` and its gradient."""

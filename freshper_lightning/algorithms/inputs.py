@@ -37,7 +37,33 @@ class LossInputs:
     entropy: Tensor | None = None
     """float32 [S], with gradient where an entropy bonus is asked for: entropy of the full distribution, in nats."""
     reference_log_probs: Tensor | None = None
-    """float32 [S]: the frozen reference policy, where a KL term in the loss is asked for."""
+    """float32 [S]: the frozen reference policy, where a KL term is asked for."""
+    values: Tensor | None = None
+    """float32 [S], with gradient: the critic's value of the state that each token was sampled in."""
+    old_values: Tensor | None = None
+    """float32 [S]: the same by the critic that ``advantages`` and ``returns`` were computed with."""
+    returns: Tensor | None = None
+    """float32 [S]: what the values should be."""
+    td_errors: Tensor | None = None
+    """float32 [S]: of ``old_values``; for the metrics."""
+
+
+@dataclass(slots=True)
+class ValueInputs:
+    """What advantages and returns are estimated from, flat over the ``S`` sampled tokens of whole conversations."""
+
+    rewards: Tensor
+    """float32 [S]: see :meth:`freshper_lightning.trajectory.Trajectory.token_rewards`."""
+    values: Tensor
+    """float32 [S]."""
+    segments: Tensor
+    """int64 [S], ascending."""
+    behavior_log_probs: Tensor
+    """float32 [S]."""
+    log_probs: Tensor | None = None
+    """float32 [S]: the policy that the estimates are for, where the estimator asks for it."""
+    reference_log_probs: Tensor | None = None
+    """float32 [S]: the frozen reference policy, where a KL term in the reward is asked for."""
 
 
 @dataclass(slots=True)

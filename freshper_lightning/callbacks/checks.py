@@ -7,11 +7,13 @@ from transformers import AutoConfig, AutoTokenizer
 
 from datamodules.replay import ReplayDataModule
 from freshper_lightning.algorithms.algorithm import Reinforce
+from freshper_lightning.algorithms.ppo import PPO
 from freshper_lightning.callbacks.parts import data_module, replay_data
 from freshper_lightning.envs.protocol import make_text_env
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.module import PolicyModule
 from freshper_lightning.policy.net import require_model_folder
+from freshper_lightning.replay import AbsoluteAdvantage
 from freshper_lightning.rollout.checkpoint import stop_token_ids
 from freshper_lightning.rollout.collector import EnvironmentConfig
 from freshper_lightning.rollout.conversation import ChatFormat
@@ -35,6 +37,7 @@ def check_configuration(trainer: Trainer, module: PolicyModule, rollout: "Rollou
     module.check_optimizer()
     _check_engine(module, rollout)
     _check_temperature(module, rollout)
+    _check_critic(module)
     _check_data(trainer, module)
     _check_group(module, rollout)
     _check_replay_epoch(trainer, module, rollout)
@@ -51,8 +54,38 @@ def check_environment(key: str, environment: EnvironmentConfig) -> None:
     Raises:
         ConfigurationError: It cannot be made, or does not speak text.
     """
+    _instances(key, environment)
+
+
+def check_held_out(training: EnvironmentConfig, evaluation: EnvironmentConfig | None) -> None:
+    """Refuse an evaluation that would play what is trained on, as far as the environments name their instances.
+
+    Raises:
+        ConfigurationError: An environment cannot be made, or both have an instance.
+    """
+    trained = _instances("rollout.environment", training)
+    if evaluation is None:
+        if trained:
+            raise ConfigurationError(
+                f"evaluation.environment=null would evaluate on the {len(trained)} instances of {training.id} that"
+                " rollout.environment trains on; it must be an environment with others, such as another file or split"
+            )
+        return
+    common = trained & _instances("evaluation.environment", evaluation)
+    if common:
+        raise ConfigurationError(
+            f"evaluation.environment={evaluation.kwargs} shares {len(common)} instances with rollout.environment="
+            f"{training.kwargs}, such as {min(common)[:80]!r}; what is trained on must be held out from evaluation"
+        )
+
+
+def _instances(key: str, environment: EnvironmentConfig) -> frozenset[str]:
+    """What the environment draws from, where it says so."""
     try:
-        make_text_env(environment.id, environment.kwargs).close()
+        env = make_text_env(environment.id, environment.kwargs)
+        instances: frozenset[str] = getattr(env.unwrapped, "instances", frozenset())
+        env.close()
+        return instances
     except Exception as error:
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         raise ConfigurationError(f"{key}: {kind}{error}") from error
@@ -139,6 +172,19 @@ def _check_temperature(module: PolicyModule, rollout: "RolloutCallback") -> None
         )
 
 
+def _check_critic(module: PolicyModule) -> None:
+    name = type(module.algorithm).__name__
+    if module.algorithm.needs_critic and module.critic is None:
+        raise ConfigurationError(
+            f"model.critic=null, but model.algorithm={name} learns from one; set model.critic={{}}"
+        )
+    if module.critic is not None and not module.algorithm.needs_critic:
+        raise ConfigurationError(
+            f"model.critic={module.critic} does not go with model.algorithm={name}, which reads none; allowed: null, or"
+            " model.algorithm=PPO"
+        )
+
+
 def _check_data(trainer: Trainer, module: PolicyModule) -> None:
     data, name = data_module(trainer), type(module.algorithm).__name__
     if data is None:
@@ -155,6 +201,11 @@ def _check_data(trainer: Trainer, module: PolicyModule) -> None:
         raise ConfigurationError(
             f"data.priority={type(priority).__name__} needs a critic, which model.algorithm={name} does not have;"
             " AbsoluteAdvantage, AbsoluteReward and UniformPriority do without"
+        )
+    if isinstance(priority, AbsoluteAdvantage) and module.algorithm.needs_critic:
+        raise ConfigurationError(
+            f"data.priority={type(priority).__name__} needs advantages that are fixed at collection, which"
+            f" model.algorithm={name} does not have; allowed: TDError, AbsoluteReward, UniformPriority and others"
         )
 
 
@@ -182,6 +233,13 @@ def _check_replay_epoch(trainer: Trainer, module: PolicyModule, rollout: "Rollou
             f"{data.batch_size} is all of rollout.groups x rollout.group_size: with one batch the proximal policy is"
             " the current one, and what remains is truncated importance sampling; set it as"
             " model.algorithm.correction=importance_sampling, or make data.batch_size smaller"
+        )
+    clip = module.algorithm.value_clip if isinstance(module.algorithm, PPO) else None
+    if data is not None and clip is not None and size == data.batch_size:
+        raise ConfigurationError(
+            f"model.algorithm.value_clip={clip} needs at least 2 optimizer batches per epoch, but data.batch_size="
+            f"{data.batch_size} is all of rollout.groups x rollout.group_size: values cannot have moved since the epoch"
+            " began; allowed: null, or a smaller data.batch_size"
         )
 
 

@@ -4,8 +4,8 @@ from typing import Any, Literal, get_args
 
 from lightning import Callback, LightningModule, Trainer
 
-from freshper_lightning.callbacks.checks import check_environment
-from freshper_lightning.callbacks.metrics import log_scalars
+from freshper_lightning.callbacks.checks import check_held_out
+from freshper_lightning.callbacks.metrics import MetricBank, log_scalars
 from freshper_lightning.callbacks.parts import callback_of, policy_module, summing
 from freshper_lightning.callbacks.progress import LoopProgress
 from freshper_lightning.callbacks.rollout import RolloutCallback, summarize
@@ -62,17 +62,18 @@ class EvaluationCallback(Callback):
         self._evaluated_at: int | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse an environment that cannot be made, before a model is loaded."""
-        if self.environment is not None:
-            check_environment("evaluation.environment", self.environment)
+        """Refuse an environment that cannot be made, or that holds nothing out, before a model is loaded."""
+        check_held_out(callback_of(trainer, RolloutCallback).environment, self.environment)
 
     def evaluate(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
         """Play all held-out instances in every mode with the present weights; logs and returns the metrics."""
         rollout = callback_of(trainer, RolloutCallback)
         metrics: dict[str, float] = {}
         for mode in self.modes:
-            summary = summarize(self._play(trainer, pl_module, rollout, mode), summing(trainer))
-            metrics.update({f"evaluation/{mode}/{name}": summary[name] for name in LOGGED if name in summary})
+            collection = self._play(trainer, pl_module, rollout, mode)
+            summary = summarize(collection, summing(trainer))
+            shown = {name: summary[name] for name in LOGGED if name in summary} | _mean_scores(collection)
+            metrics.update({f"evaluation/{mode}/{name}": value for name, value in shown.items()})
         log_scalars(trainer, metrics | _steps(rollout), rollout.clock.updates)
         self.latest, self._evaluated_at = metrics, rollout.clock.updates
         return metrics
@@ -135,6 +136,15 @@ class EvaluationCallback(Callback):
         """Restore what :meth:`state_dict` returned."""
         self.first, self.latest = state_dict["first"], state_dict["latest"]
         self._evaluated_at = state_dict["evaluated_at"]
+
+
+def _mean_scores(collection: Collection) -> dict[str, float]:
+    """Means over the episodes of all ranks that have the score."""
+    bank = MetricBank()
+    for scores in collection.scores:
+        for name, score in scores.items():
+            bank.update(name, score)
+    return bank.flush()
 
 
 def _steps(rollout: RolloutCallback) -> dict[str, float]:

@@ -10,18 +10,27 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from numpy.typing import NDArray
 
+from datamodules.checks import LIKE_50_UPDATES
 from datamodules.replay import ReplayDataModule
+from freshper_lightning.callbacks.critic import priorities_of_visit
 from freshper_lightning.callbacks.metrics import log_scalars
 from freshper_lightning.callbacks.parts import callback_of, policy_module, replay_data, summing
 from freshper_lightning.callbacks.rollout import RolloutCallback
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.module import PolicyModule, StepObservation
 from freshper_lightning.policy.packing import TrajectoryBatch, collate
-from freshper_lightning.replay import AdaptiveTau, ExponentialDecay, HeldOut, LogRatios
+from freshper_lightning.replay import AdaptiveTau, ExponentialDecay, HeldOut, LogRatios, TDError
 from freshper_lightning.replay.adaptive import LEVELS, Growth, Level
 from freshper_lightning.replay.schemes import GumbelTopK, Stratified, WholeGroups
 from freshper_lightning.rollout.seeds import stable_hash
 from freshper_lightning.trajectory import ClockReading, Trajectory
+
+BOUNDS = (1.0, 1000.0)
+"""Least and greatest tau by default, in updates or iterations."""
+KEPT_ITERATIONS = 4
+"""Least number of iterations that held-out trajectories are kept for: the newest have age 0, and show no drift."""
+LEAST_WINDOW = 32
+"""Observations of which enough have an age above 0 for a fit, however they fall into its buckets."""
 
 
 def _require(key: str, value: object, holds: bool, allowed: str) -> None:
@@ -33,8 +42,10 @@ def _require(key: str, value: object, holds: bool, allowed: str) -> None:
 class ProbeConfig:
     """Trajectories that are held out of training, and how often the policy is asked about them.
 
+    Where there are any, enough of them are kept for a fit: at least three ages above 0, in enough observations.
+
     Raises:
-        ValueError: A number is out of range.
+        ConfigurationError: A number is out of range.
     """
 
     held_out: int = 0
@@ -52,8 +63,11 @@ class ProbeConfig:
         _require("probe.held_out", self.held_out, self.held_out >= 0, "at least 0")
         for key in ("every_n_iterations", "batch_size", "window"):
             _require(f"probe.{key}", getattr(self, key), getattr(self, key) >= 1, "at least 1")
-        least = max(self.held_out, self.batch_size)
-        _require("probe.capacity", self.capacity, self.capacity >= least, f"at least {least} (held_out, batch_size)")
+        least = max(KEPT_ITERATIONS * self.held_out, self.batch_size)
+        why = f"{KEPT_ITERATIONS} x held_out, so that there are ages to tell apart, and batch_size"
+        _require("probe.capacity", self.capacity, self.capacity >= least, f"at least {least} ({why})")
+        enough = not self.held_out or self.window >= LEAST_WINDOW
+        _require("probe.window", self.window, enough, f"at least {LEAST_WINDOW}, below which nothing is ever fitted")
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,16 +78,21 @@ class _Visit:
     """int64 [B]."""
     divergences: NDArray[np.float64]
     """float64 [B]: mean over sampled tokens of k3, in nats per token: estimates KL(behavior || current)."""
-    log_ratios: LogRatios
+    log_ratios: NDArray[np.float64]
+    """float64 [S]: of current to behavior policy at each sampled token."""
+    segments: NDArray[np.int64]
+    """int64 [S]: the entry that each token belongs to."""
+    ages: NDArray[np.float64]
+    """float64 [B]."""
 
     @classmethod
     def of(cls, batch: TrajectoryBatch, observation: StepObservation) -> "_Visit":
         segments, ages = batch.segments.cpu(), batch.ages.cpu()
         divergence = observation.token_metrics["kl_behavior"].double().cpu()
         sums = torch.zeros(len(ages), dtype=torch.float64).index_add_(0, segments, divergence)
-        log_ratio = observation.token_metrics["log_ratio"].double().cpu()
+        log_ratio = observation.token_metrics["log_ratio"].double().cpu().numpy()
         divergences = (sums / batch.lengths.cpu()).numpy()
-        return cls(batch.ids.cpu().numpy(), divergences, LogRatios.of_tokens(log_ratio, segments, ages))
+        return cls(batch.ids.cpu().numpy(), divergences, log_ratio, segments.numpy(), ages.double().numpy())
 
 
 class FreshnessCallback(Callback):
@@ -82,7 +101,8 @@ class FreshnessCallback(Callback):
     With ``adapt`` tau follows ``alpha x tau_hat``, at the start of an iteration, after the rollout. With ``measured``
     every applied update sets the freshness of the trajectories it was trained on, fresh and replayed, to
     ``exp(-eta x divergence)`` and restarts their age, as of the moment before the update, whose policy was measured:
-    ahead of any checkpoint and of the next draw. The state is part of the checkpoint; tau is, with the data.
+    ahead of any checkpoint and of the next draw. Where the priority is the TD error, every visit rewrites it, whether
+    the update was applied or not. The state is part of the checkpoint; tau is, with the data.
 
     Its place is after RolloutCallback, whose clock it reads.
     """
@@ -93,7 +113,7 @@ class FreshnessCallback(Callback):
         adapt: bool = False,
         level: Level = "token",
         growth: Growth = "linear",
-        bounds: tuple[float, float] = (1.0, 1000.0),
+        bounds: tuple[float, float] = BOUNDS,
         measured: bool = False,
         eta: float = 1.0,
         seed: int = 0,
@@ -105,16 +125,21 @@ class FreshnessCallback(Callback):
             adapt: Whether tau follows the estimate; it is logged either way.
             level: ``token`` for losses on ratios of tokens, as all here are; ``sequence`` for those of trajectories.
             growth: Whether tau follows the ``linear`` or the ``quadratic`` fit of variance over age.
-            bounds: Least and greatest tau, in units of the clock.
+            bounds: Least and greatest tau, in units of the clock; to be set for clocks other than updates and
+                iterations.
             measured: Whether visits rewrite freshness.
             eta: How much freshness a nat per token of divergence costs: a factor of exp(-eta).
-            seed: Seed of what is held out and probed.
+            seed: Seed of what is held out and probed, at least 0.
+
+        Raises:
+            ConfigurationError: A setting is out of range.
         """
         _require("eta", eta, 0 < eta < float("inf"), "finite and above 0")
+        _require("seed", seed, seed >= 0, "at least 0")
         try:
             self.estimator = AdaptiveTau(level, growth, bounds, probe.window)
         except ValueError as error:
-            raise ValueError(f"freshness.{error}") from error
+            raise ConfigurationError(f"freshness.{error}") from error
         self.probe, self.adapt, self.measured, self.eta, self.seed = probe, adapt, measured, eta, seed
         self.held_out: HeldOut | None = None
         self._visits: list[_Visit] = []
@@ -149,7 +174,10 @@ class FreshnessCallback(Callback):
         if not isinstance(decay, ExponentialDecay):
             name = type(decay).__name__
             raise ConfigurationError(f"freshness.adapt=True needs data.decay=ExponentialDecay with a tau, not {name}")
-        low, high = self.estimator.bounds
+        clock, (low, high) = data.buffer.clock, self.estimator.bounds
+        fit_in = clock not in LIKE_50_UPDATES or (low, high) != BOUNDS
+        wanted = f"set around data.decay.tau where data.clock={clock}: the default is meant for updates"
+        _require("bounds", self.estimator.bounds, fit_in, wanted)
         _require("bounds", self.estimator.bounds, low <= decay.tau <= high, f"around data.decay.tau={decay.tau}")
 
     def _withhold(self, trajectories: list[Trajectory], share: int, now: ClockReading) -> list[Trajectory]:
@@ -178,14 +206,11 @@ class FreshnessCallback(Callback):
         share = -(-self.probe.batch_size // trainer.world_size)
         items, ages = held_out.probe(share, now)
         size = max(data.batch_size // (trainer.world_size * data.micro_batches), 1)
-        parts = []
-        for first in range(0, share, size):
-            part = slice(first, first + size)
-            seen = _log_ratios(trainer, module, items[part])
-            if items[part]:
-                segments = np.repeat(np.arange(len(items[part])), [item.num_sampled for item in items[part]])
-                parts.append(LogRatios.of_tokens(seen, segments, ages[part]))
-        return _gathered(trainer, LogRatios.joined(parts), share)
+        parts = [_log_ratios(trainer, module, items[first : first + size]) for first in range(0, share, size)]
+        seen = np.concatenate(parts)[: sum(item.num_sampled for item in items)]
+        _require_finite(trainer, seen)
+        segments = np.repeat(np.arange(len(items)), [item.num_sampled for item in items])
+        return _gathered(trainer, LogRatios.of_tokens(seen, segments, ages), share)
 
     def _fitted(self, data: ReplayDataModule) -> dict[str, float]:
         decay, metrics = data.buffer.decay, {}
@@ -209,6 +234,9 @@ class FreshnessCallback(Callback):
     ) -> None:
         """Once an optimizer batch is complete and applied, write back what all of its micro-batches showed."""
         data = replay_data(trainer)
+        if data is not None and isinstance(data.buffer.priority, TDError) and not batch.is_filler:
+            data.buffer.update_priorities(batch.ids.cpu(), priorities_of_visit(data.buffer.priority, batch))
+            data.buffer.prefetch(callback_of(trainer, RolloutCallback).clock)
         if data is None or not (self.measured or self._uses_draws(data)):
             return
         if not batch.is_filler:
@@ -231,7 +259,9 @@ class FreshnessCallback(Callback):
     def _observe_first_visits(self, trainer: Trainer, data: ReplayDataModule, visits: Sequence[_Visit]) -> None:
         ids = np.concatenate([np.empty(0, np.int64), *(visit.ids for visit in visits)])
         first = ~np.isin(ids, self._visited)
-        rows = LogRatios.joined([visit.log_ratios for visit in visits]).chosen(first).rows
+        _require_finite(trainer, np.concatenate([np.empty(0), *(visit.log_ratios for visit in visits)]))
+        seen = [LogRatios.of_tokens(visit.log_ratios, visit.segments, visit.ages) for visit in visits]
+        rows = LogRatios.joined(seen).chosen(first).rows
         rows[:, 1] = data.buffer.bases(ids[first]) ** -data.buffer.alpha
         self.estimator.observe_drawn(_gathered(trainer, LogRatios(rows), data.batch_size // trainer.world_size))
         stored = data.buffer.ids()
@@ -278,6 +308,21 @@ def _log_ratios(trainer: Trainer, module: PolicyModule, items: Sequence[Trajecto
     assert batch.behavior_log_probs is not None
     log_ratios: NDArray[np.float64] = (seen.log_probs - batch.behavior_log_probs).double().cpu().numpy()
     return log_ratios
+
+
+def _require_finite(trainer: Trainer, log_ratios: NDArray[np.float64]) -> None:
+    """Does nothing if the log-ratios [S] of all ranks are finite; otherwise every rank raises, and none waits.
+
+    Raises:
+        OverflowError: One is not: a token's probability has become 0 or no number.
+    """
+    wrong = torch.tensor(np.count_nonzero(~np.isfinite(log_ratios)), dtype=torch.float64)
+    total = float(summing(trainer)(wrong))
+    if total:
+        raise OverflowError(
+            f"{total:g} tokens that freshness is measured on have lost their probability: their log-ratios are not"
+            " finite; resume from the newest checkpoint with a smaller learning rate"
+        )
 
 
 def _gathered(trainer: Trainer, ratios: LogRatios, most: int) -> LogRatios:

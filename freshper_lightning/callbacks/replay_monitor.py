@@ -1,5 +1,6 @@
 """What the updates and the replay buffer did in an iteration, for the loggers."""
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,11 +13,13 @@ from torch import Tensor
 
 from datamodules.replay import ReplayDataModule
 from freshper_lightning.algorithms.ess import ess_ratio, ess_ratio_by_age, sequence_log_weights
+from freshper_lightning.algorithms.values import explained_variance, value_moments
 from freshper_lightning.callbacks.metrics import MetricBank, log_scalars
-from freshper_lightning.callbacks.parts import callback_of, policy_module, replay_data, summary_writers
+from freshper_lightning.callbacks.parts import callback_of, policy_module, replay_data, summary_writers, summing
 from freshper_lightning.callbacks.rollout import RolloutCallback
 from freshper_lightning.policy.module import StepObservation
 from freshper_lightning.policy.packing import TrajectoryBatch
+from freshper_lightning.replay import ReplayBuffer
 from freshper_lightning.replay.clock import ClockName
 
 AGE_EDGES: dict[ClockName, tuple[float, ...]] = {
@@ -31,7 +34,7 @@ AGE_EDGES: dict[ClockName, tuple[float, ...]] = {
 SHOWN = ("update/demonstration/loss", "update/fresh/loss", "update/replay/ess_token")
 """Metrics on the progress bar."""
 
-RENAMED = {"clipped": "clip_share"}
+RENAMED = {"clipped": "clip_share", "value_clipped": "value_clip_share"}
 
 
 @dataclass(slots=True)
@@ -110,6 +113,8 @@ class ReplayMonitor(Callback):
             self.bank.update(f"{prefix}/gradient_norm", module.gradient_norm)
         for name, pieces in current.tokens.items():
             self.bank.update(f"{prefix}/{RENAMED.get(name, name)}", torch.cat(pieces))
+        if module.algorithm.needs_critic:
+            self._count_critic(trainer, current, prefix)
         data = replay_data(trainer)
         if data is None:
             return
@@ -122,6 +127,13 @@ class ReplayMonitor(Callback):
             self.bank.update(f"{prefix}/lr_factor", module.guard_factor)
         if batch.phase == "replay":
             self._count_draw(data, current.advantages)
+
+    def _count_critic(self, trainer: Trainer, current: _OptimizerBatch, prefix: str) -> None:
+        """How much of the returns' variance values explain, over the optimizer batch on all ranks."""
+        values, returns = (torch.cat([torch.empty(0), *current.tokens.get(name, [])]) for name in ("value", "return"))
+        explained = explained_variance(summing(trainer)(value_moments(values, returns)))
+        if not math.isnan(explained):
+            self.bank.update(f"{prefix}/explained_variance", explained)
 
     def _count_effective_size(self, current: _OptimizerBatch, prefix: str, edges: Sequence[float]) -> None:
         """ESS of the behavior weights over their number: of tokens and of whole trajectories, and by age."""
@@ -140,7 +152,8 @@ class ReplayMonitor(Callback):
         if draw is None or len(draw.ids) == 0:  # a rank whose shard is empty
             return
         self.bank.update("replay/age_drawn", torch.from_numpy(draw.ages.astype(np.float64)))
-        self.bank.update("replay/nonzero_advantages", (torch.cat(advantages) > 0).double())
+        if advantages:  # an algorithm may compute them anew at every visit
+            self.bank.update("replay/nonzero_advantages", (torch.cat(advantages) > 0).double())
         self.bank.update("replay/duplicates", 1.0 - len(np.unique(draw.ids)) / len(draw.ids))
         self.bank.update("replay/effective_draw", data.effective_draw)
         self.bank.update("replay/importance_weight", torch.from_numpy(draw.weights))
@@ -166,12 +179,7 @@ class ReplayMonitor(Callback):
             ratio = np.log10(drawable * len(probabilities))
             writer.add_histogram("replay/log10_probability_over_uniform", ratio, rollout.clock.updates)
         seen = sum(self.trained.values())
-        metrics = {
-            "replay/size": float(len(buffer)),
-            "replay/bytes": float(buffer.nbytes),
-            "replay/evicted": float(buffer.evicted()),
-            "replay/pinned": float(len(buffer.pinned())),
-            "replay/age_buffer": float(ages.mean()) if len(ages) else 0.0,
+        metrics = _sums(trainer, buffer, float(ages.sum())) | {
             "replay/skipped": float(self.skipped),
             "replay/guarded": float(self.guarded),
             "replay/share_of_training": self.trained["replay"] / max(seen, 1),
@@ -204,3 +212,12 @@ class ReplayMonitor(Callback):
         self.bank.load_state_dict(state_dict["bank"])
         self.skipped, self.guarded = state_dict["skipped"], state_dict["guarded"]
         self.trained = dict(state_dict["trained"])
+
+
+def _sums(trainer: Trainer, buffer: ReplayBuffer, total_age: float) -> dict[str, float]:
+    """What the buffers of all ranks hold together; a collective."""
+    mine = [len(buffer), buffer.nbytes, buffer.evicted(), len(buffer.pinned()), total_age]
+    *counts, ages = summing(trainer)(torch.tensor(mine, dtype=torch.float64)).tolist()
+    names = ("size", "bytes", "evicted", "pinned")
+    sums = {f"replay/{name}": count for name, count in zip(names, counts, strict=True)}
+    return sums | {"replay/age_buffer": ages / max(counts[0], 1.0)}

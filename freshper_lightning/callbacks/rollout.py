@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from functools import partial
 from typing import Any, get_args
@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 
 from datamodules.replay import ReplayDataModule
 from freshper_lightning.callbacks.checks import check_configuration
+from freshper_lightning.callbacks.critic import priorities_at_collection
 from freshper_lightning.callbacks.drift import DriftMeter
 from freshper_lightning.callbacks.metrics import log_scalars
 from freshper_lightning.callbacks.parts import data_module, policy_module, replay_data, summary_writers, summing
@@ -24,6 +25,7 @@ from freshper_lightning.errors import NonFiniteError
 from freshper_lightning.policy.module import PolicyModule
 from freshper_lightning.policy.packing import TrajectoryBatch
 from freshper_lightning.policy.preparation import prepare
+from freshper_lightning.replay import TDError
 from freshper_lightning.replay.clock import DRIFT_CLOCKS
 from freshper_lightning.rollout.collector import Collection, Collector, EnvironmentConfig, Play
 from freshper_lightning.rollout.conversation import ChatFormat, History
@@ -107,8 +109,12 @@ class RolloutCallback(Callback):
         check_configuration(trainer, module, self)
         data = replay_data(trainer)
         if data is not None:
-            prepared = partial(prepare, module) if module.algorithm.needs_preparation() else None
-            data.bind(self.groups * self.group_size, lambda: self.clock, self.group_size, prepared)
+            needed = module.algorithm.needs_preparation()
+            prepared = partial(prepare, module, reduce=summing(trainer)) if needed else None
+            size, longest = self.groups * self.group_size, self.engine_config.max_model_len
+            data.bind(size, lambda: self.clock, self.group_size, prepared, longest)
+            if isinstance(data.buffer.priority, TDError):
+                data.measure = partial(priorities_at_collection, module, data.buffer.priority)
 
     def collector(
         self, trainer: Trainer, module: PolicyModule, environment: EnvironmentConfig | None = None
@@ -167,7 +173,7 @@ class RolloutCallback(Callback):
         self.clock = replace(self.clock, iteration=self.clock.iteration + 1)
         start = time.perf_counter()
         collection = self._collect(trainer, module)
-        scorer = module.reference_log_probs
+        scorer = _Scorer(module)
         trajectories = module.algorithm.advantages(collection.trajectories, summing(trainer), scorer)
         _warn_without_signal(trajectories)
         data.add_fresh(trajectories)
@@ -175,7 +181,11 @@ class RolloutCallback(Callback):
         filtered = torch.tensor(float(len(collection.trajectories) - len(trajectories)))
         steps = torch.tensor(float(collection.num_env_steps), dtype=torch.float64)
         self.environment_steps += int(summing(trainer)(steps))
-        log_scalars(trainer, {"rollout/filtered": float(summing(trainer)(filtered))}, self.clock.updates)
+        metrics = {"rollout/filtered": float(summing(trainer)(filtered))}
+        if module.algorithm.needs_reference_at_collection():
+            total, count = summing(trainer)(scorer.sums).tolist()
+            metrics["rollout/kl_reference"] = total / max(count, 1.0)
+        log_scalars(trainer, metrics, self.clock.updates)
         self._log(trainer, module, collection, time.perf_counter() - start)
 
     def _collect(self, trainer: Trainer, module: PolicyModule) -> Collection:
@@ -273,8 +283,25 @@ def clock_of(state: Mapping[str, Any]) -> ClockReading:
     return ClockReading(**{f.name: state[f.name] for f in fields(ClockReading) if f.name in state})
 
 
+class _Scorer:
+    """Scores trajectories by the reference, and adds up how far the behavior policy was from it."""
+
+    def __init__(self, module: PolicyModule) -> None:
+        self._module = module
+        self.sums = torch.zeros(2, dtype=torch.float64)
+        """Sum of log(behavior / reference) over sampled tokens, in nats, and their number."""
+
+    def __call__(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
+        found = self._module.reference_log_probs(trajectories)
+        for item, log_probs in zip(trajectories, found, strict=True):
+            total = float((item.behavior_log_probs.double() - log_probs).sum())
+            self.sums += torch.tensor([total, float(item.num_sampled)], dtype=torch.float64)
+        return found
+
+
 def _warn_without_signal(trajectories: list[Trajectory]) -> None:
-    if trajectories and not any(bool(t.advantages is not None and t.advantages.any()) for t in trajectories):
+    advantages = [t.advantages for t in trajectories if t.advantages is not None]
+    if advantages and not any(bool(values.any()) for values in advantages):
         returns = sorted({round(t.training_return, 4) for t in trajectories})
         logger.warning(
             "all %d advantages are 0 (returns: %s): there is nothing to learn from in this iteration",

@@ -1,95 +1,57 @@
-"""Questions with a number for an answer, one reply each, from a JSONL file or a data set."""
+"""Mathematical questions from a JSONL file or a data set, answered in one or several attempts."""
 
-import importlib
-import json
-import re
-import string
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from decimal import Decimal
-from functools import cache
-from pathlib import Path
-from typing import Any
+from typing import Literal, get_args
 
-import gymnasium
-from gymnasium.spaces import Text
+from freshper_lightning.envs.checker import CheckLimits, shared_pool
+from freshper_lightning.envs.question import MAX_ANSWER, QuestionEnv, tagged_answer
+from freshper_lightning.envs.questions import MARKER, Answers, Question, QuestionSource, read_number
 
-from freshper_lightning.envs.protocol import ReplySpace
+Form = Literal["marker", "tag"]
+"""Where a reply gives its answer: in a last line behind ``####``, or in ``<answer>`` tags."""
 
-MARKER = "####"
-"""Stands ahead of the final answer, in GSM8K's solutions and in the replies that are asked for."""
-
-RIGHT, PARSED, UNPARSED = 1.0, 0.1, 0.0
-"""Rewards of the right number, of another number in the format asked for, and of everything else."""
-
-INSTRUCTION = (
-    f"Solve the problem. End with a line that holds only {MARKER} and the answer as a number, like this:\n{MARKER} 7"
-)
-
-_NUMBER = re.compile(r"([-+]?)\$?([-+]?)([0-9]{1,3}(?:,[0-9]{3})+|[0-9]*)((?:\.[0-9]+)?)\s?%?\.?")
+_MARKED = f"Solve the problem. End with a line that holds only {MARKER} and the answer"
+_TAGGED = "Solve the problem. Think first, then give the answer"
+INSTRUCTIONS: dict[tuple[Form, Answers], str] = {
+    ("marker", "number"): f"{_MARKED} as a number, like this:\n{MARKER} 7",
+    ("marker", "expression"): f"{_MARKED}, like this:\n{MARKER} \\frac{{1}}{{2}}",
+    ("tag", "number"): f"{_TAGGED} as a number, like this: <answer>7</answer>",
+    ("tag", "expression"): f"{_TAGGED}, like this: <answer>\\frac{{1}}{{2}}</answer>",
+}
 
 
-def read_number(text: str) -> Decimal | None:
-    """The number that ``text`` is, exactly, or nothing where it is anything else.
-
-    Decimal notation with one optional sign; a dollar sign ahead, commas between thousands, a percent sign and a full
-    stop behind do not matter.
-    """
-    match = _NUMBER.fullmatch(text.strip())
-    if match is None:
-        return None
-    outer, inner, whole, fraction = match.groups()
-    if not whole + fraction or (outer and inner):
-        return None
-    return Decimal(f"{outer}{inner}{whole.replace(',', '')}{fraction}")
-
-
-def parse_reply(reply: str) -> Decimal | None:
-    """The number of a reply whose last line, blank ones aside, is ``#### number``; nothing for any other reply."""
+def marked_answer(reply: str) -> str | None:
+    """What stands behind ``####`` in the last line of ``reply``, blank ones aside; nothing for any other reply."""
     line = reply.rstrip().rpartition("\n")[2].strip()
-    return read_number(line.removeprefix(MARKER)) if line.startswith(MARKER) else None
+    answer = line.removeprefix(MARKER).strip()
+    return answer if line.startswith(MARKER) and answer else None
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A question and the one number that answers it."""
+class MathQuestion(QuestionEnv):
+    """A question of the source; the seed of ``reset`` chooses it, uniformly and with nothing else.
 
-    text: str
-    answer: Decimal
-
-
-@dataclass(frozen=True, slots=True)
-class QuestionSet:
-    """All questions of a source, at least one, in the order of the source."""
-
-    questions: tuple[Question, ...]
-    charset: frozenset[str]
-    """Characters that occur in them."""
-    longest: int
-    """Characters of the longest."""
-
-
-class MathQuestion(gymnasium.Env[str, str]):
-    """One question and one reply; the seed of ``reset`` chooses the question, uniformly and with nothing else.
-
-    Reward, graded so that groups differ before the policy can solve anything: 1 for the right number, 0.1 for another
-    number in the format asked for, 0 for everything else. Only a last line of the form ``#### number`` is read; two
-    numbers are equal where their values are (``1,000.0`` is ``1000``). The source is read once per process.
+    The right answer scores 1, another one in the form asked for ``format_reward``, and everything else 0. As a
+    ``number`` the answer is compared exactly by value (``1,000.0`` is ``1000``); as an ``expression`` it is checked by
+    math-verify, as a whole, in a process of its own with a time limit: a check without a verdict raises and so costs
+    the episode, never its reward. The source is read once per process.
 
     Args:
         path: JSONL file of objects; exactly one of ``path`` and ``dataset`` must be given.
         dataset: Name or folder for ``datasets.load_dataset``.
         config: Configuration of the data set.
-        split: Split of the data set.
+        split: Split of the data set; ``train[:60]`` is a part of one.
         question_field: Holds the question.
-        answer_field: Holds a number, or a solution that ends in ``#### number`` as in GSM8K.
+        answer_field: Holds the answer, or a solution that ends in ``#### answer`` or in ``\\boxed{answer}``.
+        answers: Whether answers are numbers or expressions.
+        form: Where a reply gives its answer.
+        attempts: Replies per question, at least 1.
+        format_reward: Score of a wrong answer in the form asked for, in [0, 1).
+        checkers: Expressions checked at once, each in a process of its own.
+        check_seconds: Time that one check may take.
 
     Raises:
-        ValueError: The source cannot be read, is empty, or has a row without question or answer; the message names
-            the argument.
+        ValueError: The source cannot be read, is empty, or has a row without question or answer, or an argument is
+            out of range; the message names the argument.
     """
-
-    metadata = {"render_modes": []}  # noqa: RUF012  (gymnasium declares it as an instance variable)
 
     def __init__(
         self,
@@ -99,98 +61,46 @@ class MathQuestion(gymnasium.Env[str, str]):
         split: str = "train",
         question_field: str = "question",
         answer_field: str = "answer",
+        answers: Answers = "number",
+        form: Form = "marker",
+        attempts: int = 1,
+        format_reward: float = 0.1,
+        checkers: int = 2,
+        check_seconds: float = 10.0,
     ) -> None:
-        if path is not None and dataset is None:
-            source = _read_jsonl(path, question_field, answer_field)
-        elif dataset is not None and path is None:
-            source = _read_dataset(dataset, config, split, question_field, answer_field)
-        else:
-            raise ValueError(f"exactly one of path and dataset must be given, not path={path!r}, dataset={dataset!r}")
-        self.questions = source.questions
-        self.question: Question | None = None
-        charset = source.charset | frozenset(string.printable)
-        self.observation_space = Text(len(INSTRUCTION) + 2 + source.longest, charset=charset)
-        self.action_space = ReplySpace()
+        if form not in get_args(Form):
+            raise ValueError(f"form must be one of {', '.join(get_args(Form))}, not {form!r}")
+        if not 0 <= format_reward < 1:
+            raise ValueError(f"format_reward must be in [0, 1), not {format_reward}")
+        source = QuestionSource(path, dataset, config, split, question_field, answer_field, answers).read()
+        self.questions, self.instances = source.questions, source.identities()
+        self.answers, self.form, self.format_reward = answers, form, format_reward
+        self.question: Question
+        self._pool = shared_pool(CheckLimits(checkers, check_seconds)) if answers == "expression" else None
+        super().__init__(INSTRUCTIONS[form, answers], attempts, source.longest(), source.charset())
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Draw the question that ``seed`` determines and return it below the instruction."""
-        super().reset(seed=seed)
+    def draw(self, seed: int | None) -> str:
+        """The text of a question of the source."""
         self.question = self.questions[int(self.np_random.integers(len(self.questions)))]
-        return f"{INSTRUCTION}\n\n{self.question.text}", {}
+        return self.question.text
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Judge the reply; the episode is over.
+    def read(self, reply: str) -> str | None:
+        """The answer in the form asked for, as far as it can be one."""
+        answer = tagged_answer(reply) if self.form == "tag" else marked_answer(reply)
+        if answer is None or self._pool is None:
+            return answer if answer is not None and read_number(answer) is not None else None
+        return answer if len(answer) <= MAX_ANSWER else None
+
+    def score(self, answer: str) -> float:
+        """1 for the right answer, ``format_reward`` for another.
 
         Raises:
-            gymnasium.error.ResetNeeded: The question has been answered.
+            CheckError: There is no verdict.
         """
-        if self.question is None:
-            raise gymnasium.error.ResetNeeded("the question has been answered; call reset")
-        number, answer = parse_reply(action), self.question.answer
-        self.question = None
-        success = number == answer
-        reward = RIGHT if success else UNPARSED if number is None else PARSED
-        return f"Reward: {reward:g}", reward, True, False, {"valid": number is not None, "success": success}
+        gold = self.question.answer
+        right = read_number(gold) == read_number(answer) if self._pool is None else self._pool.check(gold, answer)
+        return 1.0 if right else self.format_reward
 
-
-@cache
-def _read_jsonl(path: str, question_field: str, answer_field: str) -> QuestionSet:
-    if not Path(path).is_file():
-        raise ValueError(f"path={path!r} is not a file; it must be a JSONL file of questions")
-    return _question_set(f"path={path!r}", _json_rows(path), question_field, answer_field)
-
-
-def _json_rows(path: str) -> Iterator[Mapping[str, Any]]:
-    with Path(path).open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"path={path!r}: line {number} is not JSON: {error}") from error
-            if not isinstance(row, dict):
-                raise ValueError(f"path={path!r}: line {number} must be a JSON object, not {line.strip()[:80]}")
-            yield row
-
-
-@cache
-def _read_dataset(name: str, config: str | None, split: str, question_field: str, answer_field: str) -> QuestionSet:
-    try:
-        datasets = importlib.import_module("datasets")
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"dataset={name!r} needs the package datasets: pip install 'freshper-lightning[datasets]', or use path"
-        ) from error
-    source = f"dataset={name!r}, config={config!r}, split={split!r}"
-    try:
-        rows = datasets.load_dataset(name, config, split=split)
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{source} cannot be loaded: {error}") from error
-    return _question_set(source, rows, question_field, answer_field)
-
-
-def _question_set(
-    source: str, rows: Iterable[Mapping[str, Any]], question_field: str, answer_field: str
-) -> QuestionSet:
-    questions = tuple(
-        _question(f"{source}: row {number}", row, question_field, answer_field)
-        for number, row in enumerate(rows, start=1)
-    )
-    if not questions:
-        raise ValueError(f"{source} holds no questions")
-    charset = frozenset(character for question in questions for character in question.text)
-    return QuestionSet(questions, charset, max(len(question.text) for question in questions))
-
-
-def _question(where: str, row: Mapping[str, Any], question_field: str, answer_field: str) -> Question:
-    for key, name in (("question_field", question_field), ("answer_field", answer_field)):
-        if name not in row:
-            raise ValueError(f"{where} has no {key}={name!r}; its fields are {', '.join(row)}")
-    text, solution = row[question_field], row[answer_field]
-    if not isinstance(text, str) or not text.strip():
-        raise ValueError(f"{where}: {question_field} must be a text, not {text!r}")
-    answer = read_number(str(solution).rpartition(MARKER)[2])
-    if answer is None:
-        raise ValueError(f"{where}: {answer_field} must be a number or end in '{MARKER} number', not {solution!r}")
-    return Question(text.strip(), answer)
+    def close(self) -> None:
+        """Let go of the checkers, which end with the last environment that needs them."""
+        self._pool = None

@@ -23,6 +23,10 @@ them optional:
 * ``valid`` (bool, default true): the reply could be parsed.
 * ``effective`` (bool, default that of ``valid``): the reply changed the state.
 * ``success`` (bool, default unknown): the verdict, read at the last step.
+* ``scores`` (numbers by name, default none): what else an evaluation is to report the mean of.
+
+An environment that draws from a finite set has ``instances``, a frozenset of strings that name all of them, so that
+training and evaluation can be kept apart; one that generates them keeps seeds of different parity apart by itself.
 """
 
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)

@@ -19,6 +19,8 @@ class TokenStatistics(NamedTuple):
     """float32 [S]: natural log-probability of each token."""
     entropy: Tensor | None
     """float32 [S]: entropy of the whole distribution at each token, in nats, where asked for."""
+    values: Tensor | None = None
+    """float32 [S]: the critic's value of the state that the token was sampled in, where there is a critic."""
 
 
 @dataclass(frozen=True, slots=True)

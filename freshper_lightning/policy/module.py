@@ -4,7 +4,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,12 @@ from freshper_lightning.algorithms.ess import ess_of_moments, pooled_moments, we
 from freshper_lightning.algorithms.ess_guard import ESSGuard
 from freshper_lightning.algorithms.inputs import LossInputs, LossOutput
 from freshper_lightning.errors import ConfigurationError, NonFiniteError
+from freshper_lightning.policy.critic import CriticSettings
 from freshper_lightning.policy.learning_rate import scaled_learning_rate
-from freshper_lightning.policy.lora import BasePolicy, LoraSettings, is_adapter
+from freshper_lightning.policy.lora import BasePolicy, LoraSettings
 from freshper_lightning.policy.net import PolicyNet
 from freshper_lightning.policy.packing import Phase, TrajectoryBatch
+from freshper_lightning.policy.saved import is_frozen, parts, require_parts
 from freshper_lightning.policy.scoring import num_passes, token_log_probs
 from freshper_lightning.trajectory import Trajectory
 
@@ -62,6 +64,7 @@ class PolicyModule(LightningModule):
         gradient_checkpointing: bool = False,
         guard: ESSGuard = ESSGuard(),
         lora: LoraSettings | None = None,
+        critic: CriticSettings | None = None,
         compile: bool = False,
         max_micro_batch_tokens: int | None = None,
     ) -> None:
@@ -76,6 +79,7 @@ class PolicyModule(LightningModule):
             gradient_checkpointing: Recompute activations in the backward pass to save memory.
             guard: What to do about replay updates whose importance weights have degenerated; nothing by default.
             lora: Train adapters instead of the weights; checkpoints then hold the adapters only.
+            critic: The value head that PPO needs and nothing else may have.
             compile: Compile the decoder layers; needs a C++ compiler on a CPU, Triton on a GPU.
             max_micro_batch_tokens: Most tokens of a micro-batch, with the room left over in its rows; more is an
                 error instead of a lack of memory. Conversations are spread evenly over the micro-batches.
@@ -91,6 +95,7 @@ class PolicyModule(LightningModule):
         self.gradient_checkpointing = gradient_checkpointing
         self.guard = guard
         self.lora = lora
+        self.critic = critic
         self.compiled = compile
         self.max_micro_batch_tokens = max_micro_batch_tokens
         self._make_optimizer = optimizer
@@ -118,17 +123,19 @@ class PolicyModule(LightningModule):
         """Load the weights once, and shard them where the strategy shards."""
         if self.net is not None:
             return
-        self.net = self._load()
+        self.net = self._load(self.critic)
         if self.gradient_checkpointing:
             self.net.model.gradient_checkpointing_enable({"use_reentrant": False})
         if self.algorithm.needs_reference() or self.algorithm.needs_reference_at_collection():
             shared = self.net.lora is not None
             self.reference = BasePolicy(self.net) if shared else self._load().requires_grad_(False)
 
-    def _load(self) -> PolicyNet:
+    def _load(self, critic: CriticSettings | None = None) -> PolicyNet:
         net = PolicyNet.from_pretrained(self.path)
         if self.lora is not None:
             net.add_adapters(self.lora)
+        if critic is not None:
+            net.add_critic(critic)
         if self.compiled:
             net.compile_blocks()
         shard: Callable[[PolicyNet, Any], None] | None = getattr(self.trainer.strategy, "shard", None)
@@ -184,11 +191,11 @@ class PolicyModule(LightningModule):
 
     def _loss(self, batch: TrajectoryBatch) -> LossOutput:
         forward = (batch.input_ids, batch.position_ids, batch.predicted_from, batch.targets, self.temperature)
-        reference = None
-        if self.reference is not None and self.algorithm.needs_reference():
+        reference = batch.reference_log_probs
+        if self.reference is not None and self.algorithm.needs_reference() and reference is None:
             with torch.no_grad():
                 reference = self.reference(*forward).log_probs
-        log_probs, entropy = self.policy(
+        log_probs, entropy, values = self.policy(
             *forward, with_entropy=self.algorithm.needs_rollouts, entropy_gradient=self.algorithm.needs_entropy()
         )
         totals = (batch.total_tokens, batch.total_sequences)
@@ -196,7 +203,7 @@ class PolicyModule(LightningModule):
         inputs = LossInputs(
             log_probs=log_probs,
             behavior_log_probs=log_probs.detach() if batch.behavior_log_probs is None else batch.behavior_log_probs,
-            advantages=torch.ones_like(coefficients) if batch.advantages is None else batch.advantages,
+            advantages=batch.token_advantages(),
             coefficients=coefficients,
             importance_weights=batch.importance_weights[batch.segments],
             segments=batch.segments,
@@ -204,6 +211,10 @@ class PolicyModule(LightningModule):
             proximal_log_probs=batch.proximal_log_probs,
             entropy=entropy,
             reference_log_probs=reference,
+            values=values,
+            old_values=batch.values,
+            returns=batch.returns,
+            td_errors=batch.td_errors,
         )
         return self.algorithm.loss(inputs)
 
@@ -337,18 +348,15 @@ class PolicyModule(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Leave out what is frozen, which is the checkpoint at ``path``: the reference and the base of adapters."""
         state = checkpoint["state_dict"]
-        checkpoint["state_dict"] = {name: value for name, value in state.items() if not self._is_frozen(name)}
-        checkpoint["lora"] = None if self.lora is None else asdict(self.lora)
-
-    def _is_frozen(self, name: str) -> bool:
-        return name.startswith("reference.") or (self.lora is not None and not is_adapter(name))
+        checkpoint["state_dict"] = {name: value for name, value in state.items() if not is_frozen(name, self.lora)}
+        checkpoint |= parts(self.lora, self.critic)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Fill in what :meth:`on_save_checkpoint` left out.
 
         Raises:
             ConfigurationError: A run with replay is to resume from a checkpoint without a replay buffer, or one with
-                adapters from a checkpoint with other adapters or none.
+                adapters or a critic from a checkpoint with other adapters or none, or without a critic.
         """
         data = type(getattr(self.trainer, "datamodule", None)).__name__
         if self.trainer.state.fn == TrainerFn.FITTING and self.algorithm.needs_rollouts and data not in checkpoint:
@@ -356,13 +364,8 @@ class PolicyModule(LightningModule):
                 f"ckpt_path={self.trainer.ckpt_path!r} holds no replay buffer: it is not from a run like this one;"
                 " to start from its weights, `freshper export` them and set model.path"
             )
-        lora = None if self.lora is None else asdict(self.lora)
-        if checkpoint.get("lora") != lora:
-            raise ConfigurationError(
-                f"model.lora={lora}, but the checkpoint {self.trainer.ckpt_path!r} was written with"
-                f" {checkpoint.get('lora')}; use the same, or `freshper export` it and set model.path"
-            )
-        frozen = {name: value for name, value in self.state_dict().items() if self._is_frozen(name)}
+        require_parts(checkpoint, self.trainer.ckpt_path, self.lora, self.critic)
+        frozen = {name: value for name, value in self.state_dict().items() if is_frozen(name, self.lora)}
         checkpoint["state_dict"] = {**checkpoint["state_dict"], **frozen}
 
 

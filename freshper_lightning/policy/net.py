@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from freshper_lightning.errors import ConfigurationError
+from freshper_lightning.policy.critic import CriticSettings, ValueHead
 from freshper_lightning.policy.log_prob import Readout, TokenStatistics, linear_log_probs
 from freshper_lightning.policy.lora import LoraSettings, add_adapters, merged_tensors, whole
 from freshper_lightning.rollout.attention import caps_attention
@@ -30,6 +31,8 @@ class PolicyNet(nn.Module):
         self.model = model
         self.lora: LoraSettings | None = None
         """Settings of the adapters, where there are any."""
+        self.critic: ValueHead | None = None
+        """The value head, where there is one."""
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> "PolicyNet":
@@ -113,7 +116,12 @@ class PolicyNet(nn.Module):
         head, config = self.model.get_output_embeddings(), self.model.config.get_text_config()
         cap = getattr(config, "final_logit_softcapping", None)
         readout = Readout(temperature, cap, with_entropy, entropy_gradient)
-        return linear_log_probs(selected, head.weight, head.bias, targets, readout)
+        statistics = linear_log_probs(selected, head.weight, head.bias, targets, readout)
+        return statistics if self.critic is None else statistics._replace(values=self.critic(selected))
+
+    def add_critic(self, settings: CriticSettings) -> None:
+        """Have :meth:`forward` return values as well, 0 at first; what else it returns stays as it is."""
+        self.critic = ValueHead(self.model.config.get_text_config().hidden_size, settings)
 
     def add_adapters(self, settings: LoraSettings) -> None:
         """Freeze the weights and train adapters beside them; the output stays as it is.

@@ -44,7 +44,7 @@ class TrajectoryBatch:
     behavior_log_probs: Tensor | None
     """float32 [S], or None for demonstrations."""
     advantages: Tensor | None
-    """float32 [S], or None for demonstrations."""
+    """float32 [S], or None for demonstrations, and where a critic has not estimated them yet."""
     importance_weights: Tensor
     """float32 [B]."""
     ids: Tensor
@@ -58,6 +58,16 @@ class TrajectoryBatch:
     """Conversations of the optimizer batch; 0 in an update that is skipped."""
     proximal_log_probs: Tensor | None = None
     """float32 [S]: the trainer before the first update of the epoch; None until the epoch is prepared, if it is."""
+    rewards: Tensor | None = None
+    """float32 [S]: rewards of trajectories that have no advantages of their own."""
+    values: Tensor | None = None
+    """float32 [S]: of the critic that ``advantages``, ``returns`` and ``td_errors`` were computed with."""
+    returns: Tensor | None = None
+    """float32 [S]: what the values should be."""
+    td_errors: Tensor | None = None
+    """float32 [S]."""
+    reference_log_probs: Tensor | None = None
+    """float32 [S]: the frozen reference, where the preparation needed it."""
     ends_iteration: bool = False
     """Whether this is the last micro-batch of the iteration."""
 
@@ -70,6 +80,18 @@ class TrajectoryBatch:
     def is_filler(self) -> bool:
         """Whether the micro-batch holds no conversation and only keeps ranks and accumulation in step."""
         return self.ids.numel() == 0
+
+    def token_advantages(self) -> Tensor:
+        """float32 [S]: the advantages, 1 for demonstrations.
+
+        Raises:
+            ValueError: The trajectories have none.
+        """
+        if self.advantages is None and self.phase != "demonstration":
+            raise ValueError(f"a {self.phase} batch has no advantages: its trajectories carry none, and no critic ran")
+        if self.advantages is not None:
+            return self.advantages
+        return torch.ones(self.targets.shape, device=self.targets.device)
 
     def to(self, device: torch.device | str, **kwargs: Any) -> "TrajectoryBatch":
         """The batch with its tensors on ``device``."""
@@ -175,6 +197,8 @@ def collate(
             start += length
         position_ids[r, start:] = torch.arange(width - start)
     lengths = torch.tensor([item.num_sampled for item in items])
+    played = [item for item in items if isinstance(item, Trajectory)]
+    rewarded = all(item.advantages is None for item in played)
     positions = [item.sampled_positions() for item in items]
     return TrajectoryBatch(
         input_ids=input_ids,
@@ -183,8 +207,9 @@ def collate(
         targets=torch.cat([item.token_ids[p].long() for item, p in zip(items, positions, strict=True)]),
         segments=torch.repeat_interleave(torch.arange(len(items)), lengths),
         lengths=lengths,
-        behavior_log_probs=_concatenate([t.behavior_log_probs for t in items if isinstance(t, Trajectory)]),
-        advantages=_concatenate([t.token_advantages() for t in items if isinstance(t, Trajectory)]),
+        behavior_log_probs=_concatenate([t.behavior_log_probs for t in played]),
+        advantages=None if rewarded else _concatenate([t.token_advantages() for t in played]),
+        rewards=_concatenate([t.token_rewards() for t in played]) if rewarded else None,
         importance_weights=torch.ones(len(items)) if importance_weights is None else importance_weights.float(),
         ids=torch.full((len(items),), -1) if ids is None else ids,
         ages=torch.zeros(len(items), dtype=torch.float64) if ages is None else ages,
@@ -211,4 +236,5 @@ def _filler(phase: Phase) -> TrajectoryBatch:
         ids=zero[:0],
         ages=zeros.double()[:0],
         phase=phase,
+        rewards=None if phase == "demonstration" else zeros,
     )

@@ -1,17 +1,26 @@
-"""What the policy says of an epoch's batches before the first update changes it."""
+"""What policy and critic say of an epoch's batches before the first update changes them."""
 
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
+from freshper_lightning.algorithms.advantages import Reduce
+from freshper_lightning.algorithms.inputs import ValueInputs
+from freshper_lightning.algorithms.ppo import PPO
 from freshper_lightning.policy.module import PolicyModule
-from freshper_lightning.policy.packing import TrajectoryBatch
+from freshper_lightning.policy.packing import TrajectoryBatch, collate
+from freshper_lightning.policy.scoring import CONVERSATIONS_AT_ONCE, num_passes
+from freshper_lightning.trajectory import Trajectory
 
 
-@torch.no_grad()
-def prepare(module: PolicyModule, batches: Sequence[TrajectoryBatch]) -> None:
+def prepare(module: PolicyModule, batches: Sequence[TrajectoryBatch], reduce: Reduce) -> None:
     """Fill in, in place, ``proximal_log_probs`` of all micro-batches of an epoch, update after update.
+
+    With a critic also ``values``, ``returns``, ``td_errors`` and ``advantages``, these whitened over each optimizer
+    batch: that takes the advantages of all its micro-batches on all ranks before its first loss, for which the values
+    of the losses' own forward passes come too late.
 
     One forward pass for each, in the packing and precision of the update, so that at the epoch's first update current
     and proximal policy agree. Fillers have theirs as well: every rank runs as many passes, and together they are a
@@ -20,12 +29,65 @@ def prepare(module: PolicyModule, batches: Sequence[TrajectoryBatch]) -> None:
     Raises:
         ConfigurationError: A micro-batch is larger than ``max_micro_batch_tokens``.
     """
-    policy = module.policy
     for batch in batches:
         module.require_room(batch)
-        moved = batch.to(module.device)
-        forward = (moved.input_ids, moved.position_ids, moved.predicted_from, moved.targets)
-        with module.trainer.precision_plugin.forward_context():
-            batch.proximal_log_probs = policy(*forward, module.temperature).log_probs.cpu()
-    if isinstance(policy, FSDPModule):
-        policy.reshard()  # a backward pass would; without one the weights of the root stay gathered
+        _evaluate(module, batch)
+    _reshard(module)
+    if isinstance(module.algorithm, PPO):
+        size = module.trainer.accumulate_grad_batches
+        for first in range(0, len(batches), size):
+            _normalize(module.algorithm, batches[first : first + size], reduce)
+
+
+def td_errors(module: PolicyModule, trajectories: Sequence[Trajectory]) -> list[Tensor]:
+    """Float32 [S] on the CPU for each trajectory: TD errors under the present critic; a collective."""
+    own = torch.tensor(float(num_passes(len(trajectories))), device=module.device)
+    passes = int(module.trainer.strategy.reduce(own, reduce_op="max"))
+    found: list[Tensor] = []
+    for start in range(0, passes * CONVERSATIONS_AT_ONCE, CONVERSATIONS_AT_ONCE):
+        batch = collate(trajectories[start : start + CONVERSATIONS_AT_ONCE], phase="fresh")
+        _evaluate(module, batch)
+        if not batch.is_filler and batch.td_errors is not None:
+            found += batch.td_errors.split(batch.lengths.tolist())
+    _reshard(module)
+    return found
+
+
+@torch.no_grad()
+def _evaluate(module: PolicyModule, batch: TrajectoryBatch) -> None:
+    moved, algorithm = batch.to(module.device), module.algorithm
+    forward = (moved.input_ids, moved.position_ids, moved.predicted_from, moved.targets, module.temperature)
+    with module.trainer.precision_plugin.forward_context():
+        if module.reference is not None and isinstance(algorithm, PPO):
+            moved.reference_log_probs = module.reference(*forward).log_probs
+            batch.reference_log_probs = moved.reference_log_probs.cpu()
+        log_probs, _, values = module.policy(*forward)
+    batch.proximal_log_probs = log_probs.cpu()
+    if values is not None and isinstance(algorithm, PPO):
+        _estimate(algorithm, batch, moved, log_probs, values)
+
+
+def _estimate(
+    algorithm: PPO, batch: TrajectoryBatch, moved: TrajectoryBatch, log_probs: Tensor, values: Tensor
+) -> None:
+    """Fill in what follows from values, out of ``moved``, which is the batch on the device of the network."""
+    assert moved.rewards is not None
+    assert moved.behavior_log_probs is not None
+    given = (moved.rewards, values, moved.segments, moved.behavior_log_probs)
+    found = algorithm.estimates(ValueInputs(*given, log_probs, moved.reference_log_probs))
+    batch.values, batch.returns = values.cpu(), found.returns.cpu()
+    batch.td_errors, batch.advantages = found.td_errors.cpu(), found.advantages.cpu()
+
+
+def _normalize(algorithm: PPO, batches: Sequence[TrajectoryBatch], reduce: Reduce) -> None:
+    """Whiten the advantages of one optimizer batch; the dummy tokens of fillers take no part."""
+    filled = [batch for batch in batches if not batch.is_filler]
+    pieces = [batch.token_advantages() for batch in filled]
+    normalized = algorithm.normalized(torch.cat([torch.empty(0), *pieces]), reduce)
+    for batch, piece in zip(filled, normalized.split([len(piece) for piece in pieces]), strict=True):
+        batch.advantages = piece
+
+
+def _reshard(module: PolicyModule) -> None:
+    if isinstance(module.policy, FSDPModule):
+        module.policy.reshard()  # a backward pass would; without one the weights of the root stay gathered

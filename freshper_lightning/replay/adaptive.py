@@ -54,9 +54,19 @@ class LogRatios:
             ages: float64 [n], at least 0, in units of the clock.
             weights: float64 [n], above 0: one over how likely each trajectory was to be looked at, up to a factor;
                 ``base**-alpha`` for what was drawn by priority. Equal by default.
+
+        Raises:
+            ValueError: A log-ratio is not finite (a token has lost its probability), or an age or a weight is out of
+                range.
         """
         values, which, age = np.asarray(log_ratios, np.float64), np.asarray(segments), np.asarray(ages, np.float64)
         weight = np.ones(len(age)) if weights is None else np.asarray(weights, np.float64)
+        for name, given, holds, allowed in (
+            ("log_ratios", values, np.isfinite(values), "finite: a token has lost its probability"),
+            ("ages", age, np.isfinite(age) & (age >= 0), "finite and at least 0"),
+            ("weights", weight, np.isfinite(weight) & (weight > 0), "finite and above 0"),
+        ):
+            require(bool(holds.all()), name, given[~holds][:1].tolist(), allowed)
         sums = [np.bincount(which, part, minlength=len(age)) for part in (np.ones(len(values)), values, values**2)]
         return cls(np.stack([age, weight, *sums], axis=1))
 
@@ -163,8 +173,9 @@ def _borders(ages: Floats) -> Floats:
         return np.full(BUCKETS, np.inf)
     low, high = float(ages.min()), float(ages.max())
     borders: Floats = np.geomspace(low, high, BUCKETS + 1)[:-1]
-    borders[0] = low  # geomspace may miss its ends by a rounding error
-    return borders
+    borders[0] = low
+    # Each point is off by a rounding error of its own, so that borders of nearly equal ages may run backwards.
+    return np.maximum.accumulate(borders)
 
 
 def _variance(ratios: LogRatios) -> float:
@@ -235,10 +246,10 @@ class AdaptiveTau:
     ) -> None:
         require_one_of("level", level, LEVELS)
         require_one_of("growth", growth, tuple(POWERS))
-        low, high = bounds
-        require(0 < low <= high < math.inf, "bounds", tuple(bounds), "finite, above 0 and in order")
+        in_order = len(bounds) == 2 and 0 < bounds[0] <= bounds[1] < math.inf
+        require(in_order, "bounds", tuple(bounds), "two numbers, finite, above 0 and in order")
         require(window >= 1, "window", window, "at least 1")
-        self.level, self.growth, self.bounds, self.window = level, growth, (low, high), window
+        self.level, self.growth, self.bounds, self.window = level, growth, bounds, window
         self._held_out = LogRatios.joined([])
         self._drawn = LogRatios.joined([])
 
@@ -258,7 +269,13 @@ class AdaptiveTau:
         return Fits(fit_drift(buckets, "linear"), fit_drift(buckets, "quadratic"), buckets.at_birth)
 
     def next_tau(self, tau: float, alpha: float) -> float:
-        """A step from ``tau`` towards ``alpha x tau_hat``: by a factor of at most 2, and into the bounds."""
+        """A step from ``tau`` towards ``alpha x tau_hat``: by a factor of at most 2, and into the bounds.
+
+        Raises:
+            ValueError: ``tau`` or ``alpha`` is out of range; without alpha, draws do not depend on tau.
+        """
+        require(0 < tau < math.inf, "tau", tau, "finite and above 0")
+        require(0 < alpha <= 1, "alpha", alpha, "above 0 and at most 1")
         fits, (low, high) = self.fits(self.level), self.bounds
         if fits is None:
             return tau

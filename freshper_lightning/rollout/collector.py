@@ -42,6 +42,8 @@ class Collection:
 
     trajectories: list[Trajectory] = field(default_factory=list)
     """Finished episodes in the order of their plans."""
+    scores: list[dict[str, float]] = field(default_factory=list)
+    """What the environments measured in these episodes beside the reward, in the same order."""
     failures: list[str] = field(default_factory=list)
     """One line for each episode that its environment lost."""
     num_dropped: int = 0
@@ -246,6 +248,7 @@ class Run:
         collection.trajectories = [
             episode.trajectory(born, collector.environment.id, collector.format_penalty) for episode in whole
         ]
+        collection.scores = [episode.scores for episode in whole]
         collection.transcript = whole[0].conversation.text() if whole else ""
         return collection
 

@@ -78,6 +78,8 @@ class Outcome:
     truncated: bool
     success: bool | None
     """The verdict, where the environment gives one."""
+    scores: dict[str, float]
+    """What else it measured, by name."""
 
 
 def reset(env: TextEnv, plan: EpisodePlan) -> Opening:
@@ -111,6 +113,7 @@ class Episode:
     log_probs: list[float] = field(default_factory=list)
     weight_versions: list[int] = field(default_factory=list)
     success: bool | None = None
+    scores: dict[str, float] = field(default_factory=dict)
     truncated: bool = False
     running: bool = True
 
@@ -156,12 +159,14 @@ class Episode:
             verdict = info.get("success")
             success = None if verdict is None else bool(verdict)
             step = Step.read(reward, info)
-            return Outcome(_text(observation), step, bool(terminated), bool(truncated), success)
+            scores = {str(name): float(score) for name, score in info.get("scores", {}).items()}
+            return Outcome(_text(observation), step, bool(terminated), bool(truncated), success, scores)
 
     def settle(self, outcome: Outcome) -> None:
         """Append the next user message unless the episode is over."""
         self.steps.append(outcome.step)
         self.success = self.success if outcome.success is None else outcome.success
+        self.scores.update(outcome.scores)
         self.running = not (outcome.terminated or outcome.truncated)
         self.truncated = outcome.truncated and not outcome.terminated
         if self.running:

@@ -7,7 +7,7 @@ from typing import Literal, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor
 
-from freshper_lightning.algorithms import Algorithm, LossInputs, Reinforce
+from freshper_lightning.algorithms import PPO, Algorithm, LossInputs, Reinforce
 from freshper_lightning.algorithms.losses import aggregation_coefficients
 
 ELSEWHERE = ("baseline", "aggregation", "kl_in", "kl_estimator")
@@ -22,6 +22,16 @@ EXTRAS = (
     {"entropy_coefficient": 0.1, "kl_coefficient": 0.2},
     {"correction": "decoupled", "entropy_coefficient": 0.1, "kl_coefficient": 0.2},
 )
+
+EXTRAS_WITH_A_CRITIC = (
+    {"value_clip": 0.2},
+    {"estimator": "vtrace", "correction": "importance_sampling", "weight_cap": 1.0},
+    {"correction": "decoupled", "value_clip": 0.2, "kl_coefficient": 0.2},
+    {"kl_coefficient": 0.2, "kl_in": "reward", "kl_estimator": "k1", "entropy_coefficient": 0.1},
+)
+
+CRITIC = ("values", "old_values", "returns", "td_errors")
+"""What nothing but a loss with a critic reads."""
 
 
 def subclasses(base: type) -> list[type]:
@@ -69,7 +79,12 @@ def name_of(algorithm: Algorithm) -> str:
 
 
 MENU = list(
-    dict.fromkeys([built(cls) for cls in subclasses(Algorithm)] + combinations() + [Reinforce(**e) for e in EXTRAS])
+    dict.fromkeys(
+        [built(cls) for cls in subclasses(Algorithm)]
+        + combinations()
+        + [Reinforce(**e) for e in EXTRAS]
+        + [PPO(**e) for e in EXTRAS_WITH_A_CRITIC]
+    )
 )
 POLICIES = [algorithm for algorithm in MENU if isinstance(algorithm, Reinforce)]
 
@@ -97,6 +112,10 @@ def random_inputs(lengths: list[int], seed: int, drift: float = 0.4, **changes: 
         "segments": torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths, dtype=torch.int64)),
         "lengths": torch.tensor(lengths, dtype=torch.int64),
         "entropy": normal().abs().requires_grad_(),
+        "values": normal().requires_grad_(),
+        "old_values": normal(),
+        "returns": normal(),
+        "td_errors": normal(),
     }
     return LossInputs(**(values | changes))
 

@@ -8,9 +8,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from freshper_lightning.algorithms import SFT, LossInputs, Reinforce
+from freshper_lightning.algorithms import PPO, SFT, LossInputs, Reinforce, ValueInputs
+from freshper_lightning.trajectory import Trajectory
 from tests.algorithms.episodes import alone, episode
-from tests.algorithms.menu import MENU, POLICIES, built, double, gradient, name_of, part_of, random_inputs, subclasses
+from tests.algorithms.menu import (
+    CRITIC,
+    MENU,
+    POLICIES,
+    built,
+    double,
+    gradient,
+    name_of,
+    part_of,
+    random_inputs,
+    subclasses,
+)
 
 every_loss = pytest.mark.parametrize("algorithm", MENU, ids=name_of)
 every_policy_loss = pytest.mark.parametrize("algorithm", POLICIES, ids=name_of)
@@ -46,6 +58,15 @@ def test_an_unchanged_policy_gives_the_plain_policy_gradient(algorithm):
     torch.testing.assert_close(gradient(algorithm, inputs), expected)
 
 
+def of_a_critic_that_knows_nothing(algorithm: PPO, collected: list[Trajectory]) -> Tensor:
+    """Advantages where all values are 0 and nothing is discounted: those of the outcomes."""
+    rewards = torch.cat([trajectory.token_rewards() for trajectory in collected])
+    segments = torch.arange(len(collected)).repeat_interleave(torch.tensor([t.num_sampled for t in collected]))
+    behavior = torch.cat([trajectory.behavior_log_probs for trajectory in collected])
+    inputs = ValueInputs(rewards, torch.zeros_like(rewards), segments, behavior, behavior, behavior)
+    return algorithm.normalized(algorithm.estimates(inputs).advantages, alone).double()
+
+
 @every_policy_loss
 def test_equal_rewards_give_no_gradient(algorithm):
     algorithm = dataclasses.replace(
@@ -53,7 +74,10 @@ def test_equal_rewards_give_no_gradient(algorithm):
     )
     collected = algorithm.advantages([episode(0, member, 0.7, (3,)) for member in range(3)], alone)
     centered = algorithm.baseline != "none" or algorithm.whiten
-    advantages = torch.cat([trajectory.token_advantages() for trajectory in collected]).double()
+    if isinstance(algorithm, PPO):
+        advantages = of_a_critic_that_knows_nothing(dataclasses.replace(algorithm, gae_lambda=1.0), collected)
+    else:
+        advantages = torch.cat([trajectory.token_advantages() for trajectory in collected]).double()
     inputs = random_inputs([3, 3, 3], seed=2, advantages=advantages if centered else torch.zeros(9).double())
     assert gradient(algorithm, inputs).tolist() == [0.0] * 9
 
@@ -66,15 +90,17 @@ def test_gradient_does_not_depend_on_split_ranks_or_order(algorithm, data):
     parts = data.draw(st.lists(st.integers(0, 3), min_size=len(lengths), max_size=len(lengths)))
     order = data.draw(st.permutations(range(len(lengths))))
     inputs = random_inputs(lengths, seed=sum(lengths))
+    trained = (inputs.log_probs, inputs.values) if algorithm.needs_critic else (inputs.log_probs,)
     totals = (float(sum(lengths)), float(len(lengths)))
 
     def accumulate(batches: list[list[int]], scale: float) -> Tensor:
-        inputs.log_probs.grad = None
+        for leaf in trained:
+            leaf.grad = None
         for conversations in batches:
             part = part_of(inputs, conversations)
             part.coefficients = algorithm.coefficients(part.segments, part.lengths, *totals).double()
             (algorithm.loss(part).loss * scale).backward()
-        return inputs.log_probs.grad.clone()
+        return torch.cat([leaf.grad for leaf in trained])
 
     whole = accumulate([list(range(len(lengths)))], 1.0)
     # Four micro-batches, two on each of two ranks: each is scaled by 2 x 2, then all gradients are averaged.
@@ -90,6 +116,7 @@ def test_a_conversation_of_coefficient_zero_has_no_gradient_and_touches_no_other
     before = gradient(algorithm, inputs)[outside].clone()
     inputs.coefficients[~outside] = 0.0
     inputs.log_probs.data[~outside] = double(-300.0, 300.0, -1.0, -50.0)
+    inputs.values.data[~outside] = double(-300.0, 300.0, -1.0, -50.0)
     slopes = gradient(algorithm, inputs)
     assert slopes[~outside].tolist() == [0.0] * 4
     torch.testing.assert_close(slopes[outside], before)
@@ -161,6 +188,7 @@ def test_what_the_loss_asks_for_is_what_it_needs(algorithm):
         "proximal_log_probs": algorithm.needs_proximal(),
         "reference_log_probs": algorithm.needs_reference(),
         "entropy": algorithm.needs_entropy(),
+        **dict.fromkeys(CRITIC, algorithm.needs_critic),
     }
     algorithm.loss(dataclasses.replace(inputs, **{name: None for name, needs in needed.items() if not needs}))
     for name in (name for name, needs in needed.items() if needs):
@@ -168,7 +196,9 @@ def test_what_the_loss_asks_for_is_what_it_needs(algorithm):
             algorithm.loss(dataclasses.replace(inputs, **{name: None}))
 
 
-@pytest.mark.parametrize("cls", subclasses(Reinforce), ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize(
+    "cls", [cls for cls in subclasses(Reinforce) if not cls.needs_critic], ids=lambda cls: cls.__name__
+)
 def test_a_preset_is_nothing_but_settings(cls):
     preset = built(cls)
     plain = Reinforce(**{field.name: getattr(preset, field.name) for field in dataclasses.fields(preset)})

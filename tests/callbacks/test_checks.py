@@ -7,10 +7,11 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from datamodules.demonstrations import DemonstrationsDataModule
-from freshper_lightning.algorithms import GRPO, SFT, DecoupledPPO, Reinforce
+from freshper_lightning.algorithms import GRPO, PPO, SFT, DecoupledPPO, Reinforce
 from freshper_lightning.callbacks.evaluation import EvaluationCallback
 from freshper_lightning.callbacks.progress import LoopProgress
 from freshper_lightning.errors import ConfigurationError
+from freshper_lightning.policy.critic import CriticSettings
 from freshper_lightning.policy.net import PolicyNet
 from freshper_lightning.replay import TDError
 from freshper_lightning.rollout.collector import EnvironmentConfig
@@ -39,6 +40,30 @@ def _no_model_is_loaded(monkeypatch):
         ({}, {}, {"group_size": 1, "groups": 8}, r"rollout\.group_size=1 must be at least 2 .*'mean_std'"),
         ({"algorithm": Reinforce(baseline="mean")}, {}, {"group_size": 1, "groups": 8}, r"group_size=1.*'mean'"),
         ({}, {"priority": TDError()}, {}, r"data\.priority=TDError needs a critic.*GRPO.*AbsoluteAdvantage"),
+        (
+            {"algorithm": PPO()},
+            {"priority": TDError()},
+            {},
+            r"model\.critic=null, but model\.algorithm=PPO.*set model\.critic=\{\}",
+        ),
+        (
+            {"critic": CriticSettings()},
+            {},
+            {},
+            r"model\.critic=CriticSettings\(detached=False\).*model\.algorithm=GRPO.*allowed: null, or.*PPO",
+        ),
+        (
+            {"algorithm": PPO(), "critic": CriticSettings()},
+            {},
+            {},
+            r"data\.priority=AbsoluteAdvantage.*model\.algorithm=PPO.*allowed: TDError",
+        ),
+        (
+            {"algorithm": PPO(value_clip=0.2), "critic": CriticSettings()},
+            {"batch_size": 8, "priority": TDError()},
+            {},
+            r"value_clip=0\.2 needs at least 2 optimizer batches.*data\.batch_size=8.*allowed: null",
+        ),
         (
             {"algorithm": Reinforce(group_filter=0.0)},
             {},

@@ -139,7 +139,7 @@ def test_an_iteration_costs_one_forward_of_the_probe_and_one_more_for_each_updat
 
 
 def test_nothing_is_forwarded_where_nobody_asks_for_drift(tmp_path, model_path):
-    diary, trainer = run(tmp_path, model_path, replay_data(clock="lr_path"), iterations=1)
+    diary, trainer = run(tmp_path, model_path, replay_data(clock="lr_path", decay=ExponentialDecay(1.0)), iterations=1)
     assert diary.forwards == UPDATES
     assert (diary.clocks[-1].drift, diary.clocks[-1].updates) == (0.0, UPDATES)
     scalars = read_scalars(trainer.log_dir)
@@ -182,7 +182,9 @@ def test_drift_does_not_depend_on_accumulation(tmp_path, model_path):
 def test_the_path_of_learning_rates_follows_the_schedule_of_applied_updates(tmp_path, model_path):
     halving = partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda update: 0.5**update)
     module = policy(model_path, lr=LR, scheduler=halving)
-    diary, _ = run(tmp_path, model_path, replay_data(clock="lr_path", minimum_size=9), module=module)
+    diary, _ = run(
+        tmp_path, model_path, replay_data(clock="lr_path", decay=ExponentialDecay(1.0), minimum_size=9), module=module
+    )
     rates = [LR * 0.5**update for update in range(2 + UPDATES)]
     sums = torch.tensor(rates, dtype=torch.float64).cumsum(0).tolist()
     assert [clock.lr_path for clock in diary.clocks] == pytest.approx(sums[:2] + 4 * [sums[1]] + sums[2:], rel=1e-12)

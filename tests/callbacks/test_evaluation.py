@@ -1,3 +1,4 @@
+import gymnasium
 import pytest
 import torch
 
@@ -5,9 +6,9 @@ from freshper_lightning.callbacks.evaluation import EvaluationCallback
 from freshper_lightning.callbacks.parts import callback_of
 from freshper_lightning.callbacks.report import read_scalars
 from freshper_lightning.callbacks.rollout import RolloutCallback
-from freshper_lightning.rollout.collector import Collector
+from freshper_lightning.rollout.collector import Collector, EnvironmentConfig
 from freshper_lightning.rollout.seeds import training_instance_seed
-from tests.loop import fit, policy, replay_data, rollout_callback, trainer
+from tests.loop import HashScore, fit, policy, replay_data, rollout_callback, trainer
 
 
 @pytest.fixture
@@ -77,6 +78,30 @@ def test_metrics_are_means_over_the_episodes_that_were_played(tmp_path, model_pa
         "evaluation/sampled/valid_actions": pytest.approx(1 - sum(item.invalid_turns for item in items) / turns),
         "evaluation/sampled/failures": 0.0,
     }
+
+
+class Measuring(HashScore):
+    """Measures its turns in the last step; instances of every second seed measure something else as well."""
+
+    def step(self, action):
+        observation, reward, terminated, truncated, info = super().step(action)
+        if terminated or truncated:
+            info["scores"] = {"half_turns": self.turn / 2} | ({"rare": 1} if self.seed_of_instance % 4 == 1 else {})
+        return observation, reward, terminated, truncated, info
+
+
+gymnasium.register("tests/Measuring-v0", entry_point=Measuring)
+
+
+def test_what_an_environment_measures_is_reported_as_the_mean_of_the_episodes_that_have_it(
+    tmp_path, model_path, played
+):
+    measuring = EnvironmentConfig("tests/Measuring-v0")
+    evaluation = EvaluationCallback(episodes=8, modes=["greedy"], environment=measuring)
+    trainer(tmp_path, evaluation=evaluation).validate(policy(model_path), datamodule=replay_data())
+    turns = [item.num_turns for _, _, items in played for item in items]
+    assert evaluation.latest["evaluation/greedy/half_turns"] == pytest.approx(sum(turns) / 16)
+    assert evaluation.latest["evaluation/greedy/rare"] == 1.0
 
 
 def test_greedy_play_takes_the_most_likely_tokens(tmp_path, model_path, played):

@@ -8,14 +8,16 @@ import torch
 from lightning import Callback
 
 from freshper_lightning.algorithms.losses import k3
-from freshper_lightning.callbacks.freshness import FreshnessCallback, ProbeConfig
+from freshper_lightning.callbacks.freshness import FreshnessCallback, ProbeConfig, _require_finite
 from freshper_lightning.callbacks.report import read_scalars
 from freshper_lightning.errors import ConfigurationError
-from freshper_lightning.replay import ExponentialDecay, InverseDecay, WindowDecay
+from freshper_lightning.replay import ExponentialDecay, HeldOut, InverseDecay, LogRatios, WindowDecay
 from freshper_lightning.replay.schemes import WholeGroups
+from freshper_lightning.trajectory import ClockReading
 from tests.command import in_this_process
 from tests.loop import Recorder, fit, policy, replay_data, rollout_callback
 from tests.loop import trainer as make_trainer
+from tests.replay.builders import make_trajectory
 from tests.test_resume import SAVE_AT_END, assert_same, final, scalars
 
 TAU, ALPHA = 5.0, 0.6
@@ -217,6 +219,14 @@ def test_pure_replay_adds_what_its_draws_see_for_the_first_time(tmp_path, model_
     np.testing.assert_allclose(seen[:, :4], np.array(expected), rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("lost", [-math.inf, math.nan])
+def test_a_probability_that_is_lost_stops_the_run_instead_of_spoiling_every_later_fit(tmp_path, lost):
+    trainer = make_trainer(tmp_path)
+    _require_finite(trainer, np.array([0.0, -300.0]))
+    with pytest.raises(OverflowError, match=r"^2 tokens that freshness is measured on .* smaller learning rate"):
+        _require_finite(trainer, np.array([lost, 0.0, lost]))
+
+
 RESUMED = (
     "--freshness.probe.held_out=4",
     "--freshness.probe.batch_size=8",
@@ -260,6 +270,11 @@ def test_a_resumed_run_with_adaptive_tau_and_measured_freshness_ends_as_the_unin
             {},
             r"freshness\.bounds=\(1\.0, 20\.0\) must be around data\.decay\.tau=50\.0",
         ),
+        (
+            {"adapt": True, "probe": PROBE},
+            {"clock": "drift", "decay": ExponentialDecay(5.0)},
+            r"freshness\.bounds=\(1\.0, 1000\.0\) must be set around .* data\.clock=drift: the default is meant for",
+        ),
         ({"probe": ProbeConfig(held_out=5)}, {}, r"freshness\.probe\.held_out=5 must be at most half of .* 4"),
     ],
 )
@@ -282,10 +297,12 @@ def test_whole_groups_must_stay_whole(tmp_path, model_path):
         ({"eta": math.nan}, r"freshness\.eta=nan must be"),
         ({"level": "turn"}, r"freshness\.level must be one of token, sequence"),
         ({"bounds": (3.0, 2.0)}, r"freshness\.bounds must be"),
+        ({"bounds": (1.0, 2.0, 3.0)}, r"freshness\.bounds must be two numbers.*not \(1\.0, 2\.0, 3\.0\)"),
+        ({"seed": -1}, r"freshness\.seed=-1 must be at least 0"),
     ],
 )
 def test_values_out_of_range_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ConfigurationError, match=message):
         FreshnessCallback(**arguments)
 
 
@@ -295,11 +312,31 @@ def test_values_out_of_range_are_refused(arguments, message):
         ({"held_out": -1}, r"freshness\.probe\.held_out=-1 must be at least 0"),
         ({"every_n_iterations": 0}, r"freshness\.probe\.every_n_iterations=0 must be at least 1"),
         ({"batch_size": 600}, r"freshness\.probe\.capacity=512 must be at least 600"),
+        ({"held_out": 32, "capacity": 32}, r"freshness\.probe\.capacity=32 must be at least 128 \(4 x held_out"),
+        ({"held_out": 8, "capacity": 31, "batch_size": 8}, r"capacity=31 must be at least 32 \(4 x held_out"),
+        ({"held_out": 8, "window": 31}, r"freshness\.probe\.window=31 must be at least 32"),
     ],
 )
 def test_probes_out_of_range_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ConfigurationError, match=message):
         ProbeConfig(**arguments)
+
+
+@pytest.mark.parametrize("growth", [1, 3, 8])
+def test_the_least_that_is_allowed_is_enough_for_a_fit(growth):
+    """Four iterations of one held-out trajectory each, the last 32 observations, whatever buckets they fall into."""
+    probe = ProbeConfig(held_out=1, capacity=4, batch_size=4, window=32)
+    apart, freshness = HeldOut(probe.capacity, "updates"), FreshnessCallback(probe=probe)
+    random, updates = np.random.default_rng(0), 0
+    for iteration in range(1, 12):
+        updates += growth**iteration  # iterations of unequal length
+        now = ClockReading(updates=updates, iteration=iteration)
+        apart.take([make_trajectory(turn_tokens=(4,)) for _ in range(2)], 1, now)
+        items, ages = apart.probe(probe.batch_size, now)
+        seen = random.normal(0.0, np.sqrt(np.repeat(0.01 * ages, 4)))
+        freshness.estimator.observe(LogRatios.of_tokens(seen, np.repeat(np.arange(len(items)), 4), ages))
+    assert freshness.estimator.fits("token") is not None
+    assert freshness.estimator.next_tau(50.0, 0.6) != 50.0
 
 
 def test_the_callback_must_come_after_the_one_that_moves_the_clock(tmp_path, model_path):

@@ -10,8 +10,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from freshper_lightning.algorithms.algorithm import GRPO
 from freshper_lightning.callbacks.evaluation import EvaluationCallback
 from freshper_lightning.callbacks.metrics import MetricBank
+from freshper_lightning.callbacks.replay_monitor import ReplayMonitor
 from freshper_lightning.callbacks.report import read_scalars
+from freshper_lightning.replay import AbsoluteReward
+from freshper_lightning.trajectory import ClockReading
 from tests.loop import Recorder, fit, policy, replay_data
+from tests.replay.builders import make_trajectory
 
 FRESH, REPLAY, ITERATIONS, MICRO = 2, 4, 3, 2
 UPDATES = FRESH + REPLAY
@@ -187,6 +191,18 @@ def test_a_conversation_and_the_priorities_are_shown(seen):
     histograms = events.Histograms("replay/log10_probability_over_uniform")
     assert [event.step for event in histograms] == [UPDATES, 2 * UPDATES, 3 * UPDATES]
     assert [event.histogram_value.num for event in histograms] == [8, 16, 24]
+
+
+def test_an_algorithm_that_stores_no_advantages_is_logged_without_their_share():
+    data = replay_data(priority=AbsoluteReward())
+    data.bind(4, ClockReading)
+    data.add_fresh([make_trajectory((1.0,), member=member) for member in range(4)])
+    data.last_draw = data.buffer.sample(4, ClockReading(), 0.4)
+    monitor = ReplayMonitor()
+    monitor._count_draw(data, [])
+    metrics = monitor.bank.flush()
+    assert "replay/nonzero_advantages" not in metrics
+    assert {"replay/age_drawn", "replay/duplicates", "replay/beta"} <= set(metrics)
 
 
 def test_the_bank_weighs_values_and_leaves_out_what_nothing_counted_towards():

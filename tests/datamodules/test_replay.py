@@ -4,12 +4,23 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from lightning import Callback
+from lightning import Callback, seed_everything
 
+from datamodules.demonstrations import DemonstrationsDataModule
 from datamodules.replay import ReplayDataModule
 from freshper_lightning.algorithms.algorithm import GRPO
 from freshper_lightning.errors import ConfigurationError
-from freshper_lightning.replay import AbsoluteAdvantage, AbsoluteReward, UniformPriority, WholeGroups
+from freshper_lightning.replay import (
+    AbsoluteAdvantage,
+    AbsoluteReward,
+    ExponentialDecay,
+    HardAge,
+    InverseDecay,
+    NoDecay,
+    UniformPriority,
+    WholeGroups,
+    WindowDecay,
+)
 from freshper_lightning.trajectory import ClockReading
 from tests.loop import Recorder, fit, policy, replay_data, rollout_callback
 from tests.replay.builders import make_trajectory
@@ -184,9 +195,11 @@ def test_the_state_restores_content_and_what_is_fresh():
         ({"beta": float("nan")}, r"data\.beta=nan must be in \[0, 1\]"),
         ({"beta_end": -0.1}, r"data\.beta_end=-0\.1 must be in \[0, 1\]"),
         ({"beta_updates": 0}, r"data\.beta_updates=0 must be at least 1"),
-        ({"batch_size": 64, "capacity": 63}, r"data\.capacity=63 must be at least batch_size=64"),
-        ({"minimum_size": 0}, r"data\.minimum_size=0 must be in \[1, capacity=10000\]"),
-        ({"minimum_size": 20_000}, r"data\.minimum_size=20000 must be in \[1, capacity=10000\]"),
+        ({"capacity": 0}, r"data\.capacity must be at least 1, not 0"),
+        ({"minimum_size": 0}, r"data\.minimum_size=0 must be at least 1"),
+        ({"decay": "exponential"}, r"data\.decay='exponential' must be none \(or null\), or a Decay: ExponentialDecay"),
+        ({"decay": "None"}, r"data\.decay='None' must be none"),
+        ({"decay": 50.0}, r"data\.decay=50\.0 must be none"),
         ({"alpha": 2.0}, r"alpha must be in \[0, 1\], not 2\.0"),
         ({"max_bytes": 0}, r"max_bytes must be at least 1.*, not 0"),
         (
@@ -220,6 +233,84 @@ def test_sizes_that_do_not_fit_an_iteration_are_refused():
         replay_data(draw="groups").bind(8, ClockReading, group_size=8)
     with pytest.raises(ValueError, match=r"data\.draw\.size=2 must be rollout\.group_size=4, or left out"):
         replay_data(draw=WholeGroups("max", size=2)).bind(8, ClockReading, group_size=4)
+
+
+def on_ranks(world_size, **fields):
+    """A data module that its trainer has told the number of ranks; no process group is needed to be refused."""
+    data = replay_data(**fields)
+    data.trainer = SimpleNamespace(world_size=world_size, global_rank=0, accumulate_grad_batches=1)
+    return data
+
+
+def test_capacity_is_that_of_each_rank_and_sizes_are_those_of_all():
+    data = on_ranks(8, batch_size=512, capacity=64, minimum_size=512)
+    data.bind(512, ClockReading)
+    assert data.batches_per_epoch == 1
+    with pytest.raises(
+        ConfigurationError, match=r"data\.capacity=63 must be .*\(512, of which each of 8 ranks holds 64"
+    ):
+        on_ranks(8, batch_size=512, capacity=63).bind(512, ClockReading)
+    with pytest.raises(
+        ConfigurationError, match=r"data\.minimum_size=513 must be at most data\.capacity x ranks = 512"
+    ):
+        on_ranks(8, batch_size=512, capacity=64, minimum_size=513).bind(512, ClockReading)
+    with pytest.raises(ConfigurationError, match=r"data\.minimum_size=20000 must be at most .* = 10000"):
+        replay_data(minimum_size=20_000).bind(8, ClockReading)
+
+
+def test_a_byte_budget_below_that_of_one_iteration_is_refused():
+    with pytest.raises(
+        ConfigurationError, match=r"data\.max_bytes=10 must be at least \d+, for 8 trajectories.*160 tokens"
+    ):
+        replay_data(max_bytes=10).bind(8, ClockReading, longest=160)
+    with pytest.raises(ConfigurationError, match=r"data\.max_bytes=16383 must be .* 2 trajectories"):
+        on_ranks(4, max_bytes=4 * 4096 - 1).bind(8, ClockReading, longest=4096)
+    data = replay_data(batch_size=1, minimum_size=1, max_bytes=4 * 160 + 400)
+    data.bind(1, ClockReading, longest=160)
+    data.add_fresh(of_advantages(1))
+
+
+@pytest.mark.parametrize("clock", ["lr_path", "drift", "drift_length"])
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, r"data\.decay\.tau=50\.0, the default, is meant for updates"),
+        ({"decay": ExponentialDecay()}, r"data\.decay\.tau=50\.0"),
+        ({"decay": WindowDecay()}, r"data\.decay\.max_age=100\.0, the default"),
+        ({"decay": "none", "eviction": HardAge()}, r"data\.eviction\.max_age=100\.0, the default"),
+    ],
+)
+def test_an_age_that_is_meant_for_updates_is_refused_with_clocks_that_never_reach_it(clock, fields, message):
+    with pytest.raises(ConfigurationError, match=message + rf".*data\.clock={clock} .*: 50 x .* like 50 updates"):
+        ReplayDataModule(clock=clock, **fields)
+
+
+@pytest.mark.parametrize("clock", ["lr_path", "drift", "drift_length"])
+def test_an_age_of_its_own_is_taken_with_every_clock(clock):
+    for decay in (ExponentialDecay(0.02), WindowDecay(0.02), InverseDecay(), NoDecay(), "none", None):
+        assert ReplayDataModule(clock=clock, decay=decay, eviction=HardAge(0.1)).buffer.clock == clock
+    for updates in ("updates", "iterations"):
+        assert ReplayDataModule(clock=updates, eviction=HardAge()).buffer.decay == ExponentialDecay(50.0)
+
+
+def test_whole_groups_have_the_size_that_rollouts_have_on_every_rank():
+    """The largest group that happens to be stored may differ between ranks."""
+    for ranks in (1, 2):
+        data = on_ranks(ranks, draw="groups", batch_size=8)
+        data.bind(8, ClockReading, group_size=4)
+        assert data.buffer.scheme == WholeGroups(size=4)
+    with pytest.raises(ConfigurationError, match=r"data\.batch_size=8 on 4 rank\(s\) must be a multiple of"):
+        on_ranks(4, draw="groups", batch_size=8).bind(8, ClockReading, group_size=4)
+
+
+def test_the_seed_is_that_of_the_run_unless_one_is_given(monkeypatch):
+    monkeypatch.setenv("PL_GLOBAL_SEED", "")  # restored at the end
+    seed_everything(7)
+    made = [ReplayDataModule(), ReplayDataModule(seed=0), ReplayDataModule(seed=9)]
+    assert [data.seed for data in made] == [data.buffer.seed for data in made] == [7, 0, 9]
+    assert DemonstrationsDataModule(lambda seed: [("q", "a")]).seed == 7
+    monkeypatch.delenv("PL_GLOBAL_SEED")
+    assert ReplayDataModule().seed == 0
 
 
 def test_a_data_module_that_nobody_told_the_size_of_an_iteration_says_so():

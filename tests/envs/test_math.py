@@ -9,11 +9,21 @@ from gymnasium.utils.env_checker import check_env
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshper_lightning.envs.math import INSTRUCTION, MathQuestion, parse_reply, read_number
+from freshper_lightning.envs.checker import CheckError
+from freshper_lightning.envs.math import INSTRUCTIONS, MathQuestion, marked_answer
 from freshper_lightning.envs.protocol import make_text_env
+from freshper_lightning.envs.questions import final_answer, read_number
+from tests.envs.replies import malformed_replies
 from tests.questions import write_questions
 
+INSTRUCTION = INSTRUCTIONS["marker", "number"]
 GSM8K = Path(__file__).parents[3] / "shared" / "data"
+
+
+def parse_reply(reply):
+    """The number of a reply in the form of GSM8K."""
+    answer = marked_answer(reply)
+    return None if answer is None else read_number(answer)
 
 
 @pytest.fixture
@@ -26,8 +36,8 @@ def jsonl(path, *rows):
     return str(path)
 
 
-def env_of(tmp_path, answer="#### 18"):
-    env = MathQuestion(path=jsonl(tmp_path / "one.jsonl", {"question": "How many?", "answer": answer}))
+def env_of(tmp_path, answer="#### 18", **kwargs):
+    env = MathQuestion(path=jsonl(tmp_path / "one.jsonl", {"question": "How many?", "answer": answer}), **kwargs)
     env.reset(seed=0)
     return env
 
@@ -176,7 +186,7 @@ def test_questions_of_gsm8k_are_read(tmp_path):
         env = MathQuestion(path=str(file))
         assert [question.text for question in env.questions] == [row["question"].strip() for row in rows]
         for row, question in zip(rows, env.questions, strict=True):
-            assert parse_reply(row["answer"]) == question.answer
+            assert parse_reply(row["answer"]) == read_number(question.answer)
 
 
 def test_an_answer_may_be_a_bare_number_and_fields_may_have_other_names(tmp_path):
@@ -184,7 +194,7 @@ def test_an_answer_may_be_a_bare_number_and_fields_may_have_other_names(tmp_path
         tmp_path / "other.jsonl", {"problem": "1 + 1?", "solution": 2}, {"problem": "1 / 2?", "solution": "0.50"}
     )
     env = MathQuestion(path=path, question_field="problem", answer_field="solution")
-    assert [question.answer for question in env.questions] == [2, Decimal("0.5")]
+    assert [question.answer for question in env.questions] == ["2", "0.50"]
 
 
 @pytest.mark.parametrize(
@@ -220,3 +230,108 @@ def test_a_data_set_without_the_package_is_refused_with_what_to_install(monkeypa
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ValueError, match="dataset='openai/gsm8k' needs the package datasets"):
         MathQuestion(dataset="openai/gsm8k", config="main")
+
+
+@pytest.mark.parametrize(
+    ("solution", "answer"),
+    [
+        ("9 * 2 = 18\n#### 18", "18"),
+        ("So \\boxed{41}, no: $\\boxed{\\frac{1}{2}}$.", "\\frac{1}{2}"),
+        (" 1/2 ", "1/2"),
+        ("\\boxed{1", "1"),
+        ("#### ", ""),
+    ],
+)
+def test_the_final_answer_of_a_solution(solution, answer):
+    assert final_answer(solution) == answer
+
+
+def test_the_last_of_several_attempts_is_scored_and_failing_first_does_not_pay(tmp_path):
+    env = env_of(tmp_path, attempts=3, form="tag", format_reward=0.1)
+    first = env.step("<answer>17</answer>")
+    assert first == (
+        "Reward: 0\nThat is not right. Attempts left: 2",
+        0.0,
+        False,
+        False,
+        {"valid": True, "success": False},
+    )
+    second = env.step("17?")
+    assert second[0] == "Reward: 0\nThere was no answer in the form asked for. Attempts left: 1"
+    assert second[1:3] == (0.0, False)
+    assert env.step("<answer>18</answer>")[1:] == (1.0, True, False, {"valid": True, "success": True})
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        env.step("<answer>18</answer>")
+
+
+def test_the_attempts_run_out_with_the_reward_of_the_last(tmp_path):
+    env = env_of(tmp_path, attempts=2, form="tag")
+    assert env.step("<answer>17</answer>")[1:3] == (0.0, False)
+    assert env.step("<answer>17</answer>")[1:] == (0.1, True, False, {"valid": True, "success": False})
+
+
+def test_feedback_never_tells_the_answer(tmp_path):
+    env = env_of(tmp_path, attempts=5)
+    assert not any("18" in env.step(reply)[0] for reply in ("#### 17", "", "#### x", "#### 1"))
+
+
+@pytest.mark.parametrize("form", ["marker", "tag"])
+def test_ten_thousand_malformed_replies_neither_raise_nor_score(tmp_path, form):
+    env = env_of(tmp_path, attempts=10_001, form=form)
+    for reply in malformed_replies(10_000, right="18"):
+        _, reward, over, _, info = env.step(reply)
+        assert (reward, over, info["success"]) == (0.0, False, False), reply[:200]
+
+
+@pytest.mark.parametrize(
+    ("answer", "reply", "success"),
+    [
+        ("#### 0.75", "<answer>\\frac{3}{4}</answer>", True),
+        ("x \\boxed{\\left[0,1\\right)}", "so <answer>[0, 1)</answer>", True),
+        ("1000", "<answer>1,000</answer>", True),
+        ("1000", "<answer>1</answer>", False),
+        ("1000", "<answer>" + "page " * 60 + "1000</answer>", False),
+    ],
+)
+def test_expressions_are_checked_by_math_verify(tmp_path, answer, reply, success):
+    pytest.importorskip("math_verify")
+    env = env_of(tmp_path, answer, answers="expression", form="tag", check_seconds=60)
+    assert env.step(reply)[4]["success"] is success
+    env.close()
+
+
+def test_malformed_expressions_neither_raise_nor_score(tmp_path):
+    pytest.importorskip("math_verify")
+    env = env_of(tmp_path, r"\frac{37}{4}", attempts=301, answers="expression", form="tag", check_seconds=60)
+    for reply in malformed_replies(300, right="37"):
+        assert env.step(f"<answer>{reply[:200]}</answer>")[1] == 0, reply[:200]
+    env.close()
+
+
+def test_a_check_without_a_verdict_raises_and_is_not_a_reward_of_zero(tmp_path):
+    pytest.importorskip("math_verify")
+    env = env_of(tmp_path, answers="expression", form="tag", check_seconds=1)
+    with pytest.raises(CheckError, match="took more than 1 s"):
+        env.step("<answer>(10^9)!</answer>")
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"attempts": 0}, "attempts must be at least 1, not 0"),
+        ({"form": "box"}, "form must be one of marker, tag, not 'box'"),
+        ({"answers": "words"}, "answers must be one of number, expression, not 'words'"),
+        ({"format_reward": 1.0}, "format_reward must be in \\[0, 1\\), not 1.0"),
+        ({"answers": "expression", "check_seconds": 0}, "check_seconds must be positive, not 0"),
+    ],
+)
+def test_an_argument_out_of_range_is_refused_by_name(path, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        MathQuestion(path=path, **arguments)
+
+
+def test_expressions_without_math_verify_are_refused_with_what_to_install(path, monkeypatch):
+    monkeypatch.setattr("freshper_lightning.envs.checker.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"needs the package math_verify: pip install 'freshper-lightning\[math\]'"):
+        MathQuestion(path=path, answers="expression")

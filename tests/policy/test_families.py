@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from freshper_lightning.policy.critic import CriticSettings
 from freshper_lightning.policy.net import PolicyNet
 from freshper_lightning.policy.tiny import CONFIGS, TinySpec, build_tiny, byte_tokenizer
 from tests.policy.transcripts import packed, transcript
@@ -41,7 +42,7 @@ def test_loss_and_gradients_are_those_of_the_models_own_logits(path):
     batch = packed(items)
     assert len(batch.input_ids) < 3, "conversations share a row"
     forward = (batch.input_ids, batch.position_ids, batch.predicted_from, batch.targets, TEMPERATURE)
-    log_probs, entropy = net(*forward, with_entropy=True, entropy_gradient=True)
+    log_probs, entropy, _ = net(*forward, with_entropy=True, entropy_gradient=True)
     loss = log_probs.sum() + 0.1 * entropy.sum()
     loss.backward()
     mine = gradients(net)
@@ -74,3 +75,16 @@ def test_vllm_agrees_with_the_families_that_the_engine_contract_leaves_out(tmp_p
 def test_where_attention_is_soft_capped_the_cap_is_computed(path):
     net = PolicyNet.from_pretrained(path)
     assert (net.model.config._attn_implementation == "eager") == (net.model.config.model_type == "gemma2")
+
+
+def test_values_are_those_of_the_models_own_last_hidden_states(path):
+    net = PolicyNet.from_pretrained(path)
+    net.add_critic(CriticSettings())
+    torch.nn.init.normal_(net.critic.linear.weight, generator=torch.Generator().manual_seed(0))
+    items = [transcript(40, 1), transcript(23, 2), transcript(11, 3)]
+    batch = packed(items)
+    with torch.no_grad():
+        seen = net(batch.input_ids, batch.position_ids, batch.predicted_from, batch.targets).values
+        own = [net.model(i.token_ids[None].long(), output_hidden_states=True).hidden_states[-1][0] for i in items]
+        expected = [net.critic(h[i.sampled_positions() - 1]) for h, i in zip(own, items, strict=True)]
+    torch.testing.assert_close(seen, torch.cat(expected), rtol=1e-4, atol=1e-4)

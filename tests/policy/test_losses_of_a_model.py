@@ -8,7 +8,7 @@ from freshper_lightning.policy.net import PolicyNet
 from freshper_lightning.policy.packing import TrajectoryBatch
 from freshper_lightning.replay import NoDecay, ReplayBuffer, UniformPriority
 from freshper_lightning.trajectory import ClockReading
-from tests.algorithms.menu import POLICIES, name_of
+from tests.algorithms.menu import CRITIC, POLICIES, name_of
 from tests.policy.transcripts import packed, statistics, trajectory
 
 ITEMS = [trajectory(length, seed, advantage=(-1.0) ** seed * (1 + seed)) for seed, length in enumerate((9, 30, 12, 17))]
@@ -37,6 +37,7 @@ def gradient(net, algorithm, batches: list[TrajectoryBatch], on_policy: bool = F
             proximal_log_probs=behavior + 0.1 * torch.sin(batch.targets) * (not on_policy),
             reference_log_probs=behavior,
             entropy=statistics(net, batch).entropy,
+            **dict.fromkeys(CRITIC, 0 * behavior),
         )
         algorithm.loss(inputs).loss.backward()
     return torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])

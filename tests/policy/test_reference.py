@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from freshper_lightning.algorithms.algorithm import GRPO
+from freshper_lightning.callbacks.report import read_scalars
 from freshper_lightning.policy.net import PolicyNet
 from tests.loop import Recorder, fit, policy, replay_data
 from tests.policy.transcripts import alone
@@ -62,3 +63,7 @@ def test_a_divergence_in_the_reward_is_taken_off_at_collection_and_costs_no_upda
     assert divergences[:8].abs().max() < 1e-3, "the first iteration samples from the reference"
     assert divergences[8:].abs().max() > 1e-2
     assert not any("kl_reference" in observation.token_metrics for observation in seen.observations)
+    (_, first), (_, second) = read_scalars(tmp_path / "run")["rollout/kl_reference"]
+    assert first == pytest.approx(0.0, abs=1e-4)
+    tokens = sum(item.num_sampled for item in items[8:])
+    assert second == pytest.approx(float(divergences[8:].sum()) / tokens, rel=1e-3)

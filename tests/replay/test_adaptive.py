@@ -205,6 +205,29 @@ def test_the_unit_of_age_and_the_scale_of_weights_do_not_matter(rows, scale, see
         assert other.of(growth).tau_hat() == pytest.approx(expected, rel=1e-3)
 
 
+def test_one_age_beside_that_of_birth_is_enough_to_follow():
+    """The second probe of every run has these ages, whatever number of updates an iteration has."""
+    for updates in range(1, 201):
+        ratios = gaussian(0.02, np.repeat([0.0, updates], 50), birth=0.1)
+        buckets = variance_by_age([ratios], "token")
+        assert buckets.powers[0] == pytest.approx([updates])
+        assert buckets.at_birth == pytest.approx(0.1, rel=0.3)
+        estimator = AdaptiveTau()
+        estimator.observe(ratios)
+        assert 25.0 <= estimator.next_tau(50.0, 0.6) <= 100.0
+
+
+@given(low=st.floats(1e-8, 1e8), steps=st.lists(st.integers(0, 20), min_size=8, max_size=40))
+def test_ages_that_differ_by_rounding_errors_are_above_zero_and_counted_once(low, steps):
+    """Sums of learning rates or drift reach one age on several ways."""
+    ages = np.array([low + step * np.spacing(low) for step in steps])
+    apart = variance_by_age([gaussian(1.0, np.concatenate([np.zeros(8), ages]), tokens=2)], "token")
+    assert apart.at_birth == 0.0, "log-ratios at birth are all 0"
+    assert apart.sizes.sum() <= len(ages)
+    together = [float(np.sum(steps == step)) for step in set(steps)]
+    assert apart.sizes.sum() >= sum(count for count in together if count >= 3)
+
+
 def test_the_window_forgets_how_fast_the_policy_once_moved():
     estimator = AdaptiveTau(window=200)
     estimator.observe(gaussian(0.5, np.tile(np.arange(1, 21), 10)))
@@ -228,15 +251,55 @@ def test_the_state_gives_the_same_estimate_to_the_bit():
     [
         ({"level": "turn"}, r"level must be one of token, sequence, not 'turn'"),
         ({"growth": "cubic"}, r"growth must be one of linear, quadratic, not 'cubic'"),
-        ({"bounds": (0.0, 5.0)}, r"bounds must be finite, above 0 and in order, not \(0\.0, 5\.0\)"),
+        ({"bounds": (0.0, 5.0)}, r"bounds must be two numbers, finite, above 0 and in order, not \(0\.0, 5\.0\)"),
         ({"bounds": (6.0, 5.0)}, r"bounds must be .* in order"),
-        ({"bounds": (1.0, math.inf)}, r"bounds must be finite"),
+        ({"bounds": (1.0, math.inf)}, r"bounds must be .*finite"),
+        ({"bounds": (1.0, math.nan)}, r"bounds must be .*finite"),
+        ({"bounds": (1.0, 2.0, 3.0)}, r"bounds must be two numbers, .*not \(1\.0, 2\.0, 3\.0\)"),
         ({"window": 0}, r"window must be at least 1, not 0"),
     ],
 )
 def test_arguments_out_of_range_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         AdaptiveTau(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"log_ratios": [0.1, -math.inf]},
+            r"log_ratios must be finite: a token has lost its probability, not \[-inf\]",
+        ),
+        ({"log_ratios": [math.nan, 0.1]}, r"log_ratios must be finite.*not \[nan\]"),
+        ({"ages": [1.0, math.nan]}, r"ages must be finite and at least 0, not \[nan\]"),
+        ({"ages": [-2.0, 1.0]}, r"ages must be finite and at least 0, not \[-2\.0\]"),
+        ({"weights": [0.0, 1.0]}, r"weights must be finite and above 0, not \[0\.0\]"),
+        ({"weights": [1.0, math.inf]}, r"weights must be finite and above 0, not \[inf\]"),
+    ],
+)
+def test_what_no_variance_can_be_taken_of_is_refused(arguments, message):
+    """One such value would make every later fit, and so tau, no number."""
+    with pytest.raises(ValueError, match=message):
+        LogRatios.of_tokens(**({"log_ratios": [0.1, 0.2], "segments": [0, 1], "ages": [1.0, 2.0]} | arguments))
+
+
+@pytest.mark.parametrize(
+    ("tau", "alpha", "message"),
+    [
+        (5.0, 0.0, r"alpha must be above 0 and at most 1, not 0\.0"),
+        (5.0, math.nan, r"alpha must be .*not nan"),
+        (math.nan, 0.6, r"tau must be finite and above 0, not nan"),
+        (math.inf, 0.6, r"tau must be .*not inf"),
+    ],
+)
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_tau_does_not_follow_what_is_no_number(tau, alpha, message, rate):
+    """Without drift tau_hat is infinite, and 0 times that is no number."""
+    estimator = AdaptiveTau()
+    estimator.observe(gaussian(rate, np.tile(np.arange(10), 4)))
+    with pytest.raises(ValueError, match=message):
+        estimator.next_tau(tau, alpha)
 
 
 def held_out_of(iterations, capacity=100, count=3, seed=0):

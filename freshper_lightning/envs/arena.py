@@ -1,0 +1,100 @@
+"""The games of TextArena for one player."""
+
+import importlib
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from freshper_lightning.envs.protocol import ReplySpace
+
+
+class TextArena(gymnasium.Env[str, str]):
+    """A game of TextArena with one player, whose moves are whole replies; its final reward is that of the last turn.
+
+    Success is a reward of at least 1. What the game says since the last move is the next user message. TextArena draws
+    from the global generators of Python and NumPy; here each game has its own states of them, so that games played side
+    by side neither disturb one another nor anything else, and the seed of ``reset`` fixes all that is drawn. Needs the
+    extra ``textarena``.
+
+    Args:
+        game: Its id, such as ``GuessTheNumber-v0-raw``; ``-raw`` leaves out wrappers that repeat the conversation.
+        kwargs: Arguments of the game.
+
+    Raises:
+        ValueError: TextArena is not installed, or has no such game for one player.
+    """
+
+    metadata = {"render_modes": []}  # noqa: RUF012  (gymnasium declares it as an instance variable)
+
+    def __init__(self, game: str, kwargs: dict[str, Any] | None = None) -> None:
+        library = _library()
+        self._action_type = library.ObservationType.PLAYER_ACTION
+        self._random, self._over = _random_states(0), True
+        try:
+            with self._own_random():
+                self._game = library.make(game, **(kwargs or {}))
+                self._game.reset(num_players=1, seed=0)
+        except (ValueError, TypeError, AssertionError) as error:
+            raise ValueError(f"game={game!r} with kwargs={kwargs or {}} is no game for one player: {error}") from error
+        self.observation_space, self.action_space = ReplySpace(), ReplySpace()
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Begin the game that ``seed`` determines, and return its rules and first state."""
+        super().reset(seed=seed)
+        first = int(self.np_random.integers(2**31))
+        self._random = _random_states(first)
+        with self._own_random():
+            self._game.reset(num_players=1, seed=first)
+            self._over = False
+            return self._said(), {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Give the reply to the game.
+
+        Raises:
+            gymnasium.error.ResetNeeded: The game is over.
+        """
+        if self._over:
+            raise gymnasium.error.ResetNeeded("the game is over; call reset")
+        with self._own_random():
+            self._over, _ = self._game.step(action)
+            state = self._game.state
+            if not self._over:
+                return self._said(), 0.0, False, False, {"valid": state.error_count == 0, "success": False}
+        reward = float((state.rewards or {0: 0.0})[0])
+        valid = not state.game_info[0].get("invalid_move", False)
+        return f"Reward: {reward:g}", reward, True, False, {"valid": valid, "success": reward >= 1}
+
+    def _said(self) -> str:
+        _, messages = self._game.get_observation()
+        return "\n\n".join(str(text).strip() for _, text, kind in messages if kind != self._action_type)
+
+    @contextmanager
+    def _own_random(self) -> Iterator[None]:
+        outer = (random.getstate(), np.random.get_state())
+        random.setstate(self._random[0])
+        np.random.set_state(self._random[1])
+        try:
+            yield
+        finally:
+            self._random = (random.getstate(), np.random.get_state())
+            random.setstate(outer[0])
+            np.random.set_state(outer[1])
+
+
+def _random_states(seed: int) -> tuple[Any, Any]:
+    """Of Python's generator and of NumPy's, freshly seeded."""
+    return random.Random(seed).getstate(), np.random.RandomState(seed).get_state()
+
+
+def _library() -> Any:
+    try:
+        return importlib.import_module("textarena")
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            "this environment needs the package textarena: pip install 'freshper-lightning[textarena]'"
+        ) from error

@@ -1,0 +1,156 @@
+"""Every configuration file is part of a stack, parses, and runs an iteration with a tiny model in the model's place."""
+
+import json
+
+import pytest
+import yaml
+
+from freshper_lightning import commands
+from freshper_lightning.callbacks.report import read_scalars
+from freshper_lightning.cli import main
+from freshper_lightning.errors import ConfigurationError
+from freshper_lightning.policy.tiny import TinySpec
+from tests.command import ROOT
+from tests.questions import write_questions
+
+CONFIGS = ROOT / "configs"
+SPEC = TinySpec(hidden_size=32, layers=1, heads=2, kv_heads=1, intermediate=64, max_position=6144)
+ENVIRONMENTS = {
+    "frozenlake": "frozen_lake",
+    "sokoban_simple": "sokoban",
+    "sokoban_hard": "sokoban",
+    "cliff_walking": "cliff_walking",
+    "arithmetic": "arithmetic",
+    "search": "encyclopedia",
+}
+"""Modules with demonstrations, by task."""
+
+PLAIN = ("gsm8k", "aime", "gymnasium", "reasoning_gym", "textarena")
+METHODS = ("on_policy", "on_policy_epochs", "per", "ppo", "uniform")
+SMALL_QWEN, LARGE_QWEN = "models/qwen2.5-0.5b-instruct", "models/qwen2.5-7b-instruct"
+
+
+def paper(task, model, scale, *more):
+    return ("base", f"tasks/{task}", model, "methods/freshper", "paper/base", "paper/freshper", f"paper/{scale}", *more)
+
+
+STACKS = {
+    "quickstart": ("base", "tasks/frozenlake", "methods/freshper", "quickstart"),
+    "learn": ("base", "tasks/frozenlake", "methods/freshper", "learn"),
+    "smollm2": ("base", "methods/freshper", "gsm8k_smollm2"),
+    **{method: ("base", "tasks/frozenlake", f"methods/{method}") for method in METHODS},
+    **{task: ("base", f"tasks/{task}", "methods/freshper") for task in (*ENVIRONMENTS, *PLAIN)},
+    **{
+        f"{task}_warm_start": ("base", f"tasks/{task}", "methods/warm_start", f"tasks/{task}_warm_start")
+        for task in ENVIRONMENTS
+    },
+    **{f"paper_{task}": paper(task, SMALL_QWEN, "games") for task in ("frozenlake", "cliff_walking", "sokoban_simple")},
+    "paper_sokoban_hard": paper("sokoban_hard", SMALL_QWEN, "games", "paper/tau_1000"),
+    "paper_gsm8k": paper("gsm8k", LARGE_QWEN, "math", "paper/tau_1000"),
+    "paper_aime": paper("aime", LARGE_QWEN, "math", "paper/tau_1000"),
+    "paper_search": paper("search", LARGE_QWEN, "search"),
+}
+
+
+def stacked(stack):
+    return [part for name in STACKS[stack] for part in ("-c", str(CONFIGS / f"{name}.yaml"))]
+
+
+def test_every_configuration_file_is_part_of_a_stack():
+    files = {str(path.relative_to(CONFIGS).with_suffix("")) for path in CONFIGS.rglob("*.yaml")}
+    assert files == {name for names in STACKS.values() for name in names}
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_every_stack_of_configuration_files_parses(capsys, stack):
+    with pytest.raises(SystemExit) as ended:
+        main(["fit", *stacked(stack), "--model.path=somewhere", "--print_config"])
+    assert ended.value.code == 0
+    config = yaml.safe_load(capsys.readouterr().out)
+    assert config["model"]["path"] == "somewhere"
+    assert config["trainer"]["max_epochs"] >= 1
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A tiny model for an environment, made when it is first asked for."""
+    made = {}
+
+    def of(environment):
+        if environment not in made:
+            made[environment] = tmp_path_factory.mktemp(environment) / "model"
+            module = f"freshper_lightning.envs.{environment}"
+            commands.tiny(str(made[environment]), SPEC, 512, episodes=10, task=module)
+        return made[environment]
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory):
+    """Where the files of questions lie that configuration files name by variables."""
+    folder = tmp_path_factory.mktemp("questions")
+    commands.encyclopedia(str(folder / "encyclopedia"), train=8, heldout=4)
+    write_questions(folder / "train.jsonl", range(8))
+    write_questions(folder / "test.jsonl", range(100, 104))
+    return folder
+
+
+SMALL = {
+    "trainer": ["max_epochs=1", "devices=1", "precision=32-true", "strategy=auto", "accumulate_grad_batches=1"],
+    "rollout": ["engine.name=transformers", "engine.dtype=float32", "engine.max_model_len=6144"],
+    "evaluation": ["episodes=2", "every_n_iterations=1", "at_start=false"],
+}
+FEW_EPISODES = [
+    *("--data.batch_size=4", "--data.minimum_size=4"),
+    *("--rollout.groups=1", "--rollout.group_size=4", "--rollout.sampling.max_tokens=8"),
+]
+
+MATH = {"answers": "number", "form": "tag", "attempts": 3, "format_reward": 0.0}
+
+
+def local(stack, folder):
+    """Shorter games, and questions that a machine without a network has."""
+    if stack in ("gsm8k", "aime", "paper_gsm8k", "paper_aime"):
+        kwargs = [{"path": str(folder / f"{split}.jsonl"), **MATH} for split in ("train", "test")]
+    elif stack == "paper_search":
+        index = str(folder / "encyclopedia" / "index")
+        names = [str(folder / "encyclopedia" / f"{split}.jsonl") for split in ("train", "heldout")]
+        kwargs = [{"questions": name, "index": index, "max_turns": 2} for name in names]
+    else:
+        return ["--rollout.environment.kwargs.max_turns=3"] if "sokoban" in stack or "cliff" in stack else []
+    groups = ("rollout", "evaluation")
+    return [f"--{group}.environment.kwargs={json.dumps(value)}" for group, value in zip(groups, kwargs, strict=True)]
+
+
+def smaller(stack, runs):
+    """Arguments that make the stack small enough for a CPU."""
+    options = [f"--{group}.{setting}" for group, settings in SMALL.items() for setting in settings]
+    options += ["--trainer.accelerator=cpu", f"--trainer.logger.init_args.save_dir={runs}"]
+    options += ["--trainer.logger.init_args.name=run", "--trainer.logger.init_args.version="]
+    if stack.endswith("warm_start"):
+        return [*options, "--data.episodes=2", "--data.batch_size=2"]
+    return [*options, *FEW_EPISODES]
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_every_stack_runs_an_iteration_with_a_tiny_model_in_its_place(
+    tmp_path, models, questions, stack, monkeypatch, capsys
+):
+    monkeypatch.setenv("ENCYCLOPEDIA", str(questions / "encyclopedia"))
+    monkeypatch.setenv("GSM8K_TRAIN", str(questions / "train.jsonl"))
+    monkeypatch.setenv("GSM8K_TEST", str(questions / "test.jsonl"))
+    task = stack.removeprefix("paper_").removesuffix("_warm_start")
+    model = models(ENVIRONMENTS.get(task, "frozen_lake"))
+    main(["fit", *stacked(stack), *smaller(stack, tmp_path), *local(stack, questions), f"--model.path={model}"])
+    scalars = read_scalars(tmp_path / "run")
+    assert f"update/{'demonstration' if stack.endswith('warm_start') else 'fresh'}/loss" in scalars
+    assert "evaluation/greedy/return" in scalars
+    assert (tmp_path / "run" / "checkpoints" / "last.ckpt").exists()
+    assert "greedy" in capsys.readouterr().out
+
+
+def test_a_task_that_has_no_texts_is_refused(tmp_path):
+    for task, message in (("no.such", "cannot be imported"), ("json", "a module with corpus and ISOLATE")):
+        with pytest.raises(ConfigurationError, match=rf"task='{task}' .*{message}"):
+            commands.tiny(str(tmp_path), task=task)
