@@ -137,7 +137,7 @@ def _run_command(name: str, *options: str) -> None:
     parser = jsonargparse.ArgumentParser(prog=f"freshper {name}", description=str(command.__doc__).partition("\n")[0])
     parser.add_function_arguments(command, as_group=False)
     try:
-        command(**parser.instantiate_classes(parser.parse_args(_with_lists(options))).as_dict())
+        command(**parser.instantiate(parser.parse_args(_with_lists(options))).as_dict())
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
 

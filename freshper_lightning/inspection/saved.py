@@ -120,7 +120,7 @@ def _instantiated(path: Path, parts: dict[str, Any]) -> _Settings:
     parser.add_argument("--history", type=History)
     parser.add_argument("--model", type=str)
     try:
-        made = parser.instantiate_classes(parser.parse_object(parts))
+        made = parser.instantiate(parser.parse_object(parts))
     except (jsonargparse.ArgumentError, ValueError) as error:
         raise ConfigurationError(f"config={str(path)!r} cannot be used: {error}") from error
     if not isinstance(made.data, ReplayDataModule):
