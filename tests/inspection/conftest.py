@@ -4,6 +4,8 @@ from freshper_lightning.policy.tiny import byte_tokenizer
 from freshper_lightning.rollout.conversation import ChatFormat
 from tests.command import in_this_process
 
+CLOCK = ("--data.clock=lr_path", "--data.decay=ExponentialDecay", "--data.decay.tau=0.5")
+
 
 @pytest.fixture(scope="session")
 def chat():
@@ -16,7 +18,7 @@ def run(tmp_path_factory, model_path):
     folder = tmp_path_factory.mktemp("inspected")
     short = ["--trainer.max_epochs=2", "--evaluation.at_start=false", "--evaluation.every_n_iterations=9"]
     with pytest.MonkeyPatch.context() as patch:
-        in_this_process(patch, model_path, folder, "--freshness.measured=true", "--data.clock=lr_path", *short)
+        in_this_process(patch, model_path, folder, "--freshness.measured=true", *CLOCK, *short)
     return folder / "run"
 
 

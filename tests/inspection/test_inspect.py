@@ -116,16 +116,14 @@ def test_a_model_that_is_gone_is_named(capsys, copy):
     assert "model.path='nowhere'" in said
 
 
-@pytest.mark.parametrize("damaged", ["*.ckpt", "*.buffer"])
-def test_a_damaged_file_is_named(capsys, copy, damaged):
+@pytest.mark.parametrize(("damaged", "missing"), [("*.ckpt", "there is no checkpoint"), ("*.buffer", "is not there")])
+def test_a_damaged_or_missing_file_is_named(capsys, copy, damaged, missing):
     (path,) = [path for path in (copy / "checkpoints").glob(damaged) if not path.is_symlink()]
     path.write_bytes(path.read_bytes()[:-2000])
     said = refused(capsys, "--checkpoint", copy / "checkpoints" / "last.ckpt")
     assert "damaged" in said
     path.unlink()
-    assert (
-        "no checkpoint" in (said := refused(capsys, "--checkpoint", path)) or "not there" in said or "none in" in said
-    )
+    assert missing in refused(capsys, "--checkpoint", copy / "checkpoints" / "last.ckpt")
 
 
 def test_a_run_without_a_buffer_is_named(capsys, copy):

@@ -66,7 +66,8 @@ def test_an_episode_shows_what_the_buffer_knows_of_it(saved):
     (entry,) = first(saved.buffer, saved.now, "draws", top=1)
     item, text = entry.trajectory, episode(entry, saved.tokenizer(), width=200)
     facts = dict(line.split(maxsplit=1) for line in text.partition("--- prompt")[0].splitlines()[1:])
-    assert text.startswith(f"episode {entry.id}  tests.loop:tests/HashScore-v0, instance seed {item.seed}, group ")
+    place = f"instance seed {item.seed}, group {item.group}, member {item.member}"
+    assert text.splitlines()[0].split(maxsplit=2) == ["episode", str(entry.id), f"{item.task}, {place}"]
     assert int(facts["draws"]) == entry.draws > 0
     assert facts["born"].startswith(f"updates {item.born.updates}, iteration {item.born.iteration}, lr_path ")
     assert facts["age"].endswith("(lr_path)")
