@@ -1,5 +1,6 @@
 """Pictures of episodes: frames in a strip, or the conversation as a page of text."""
 
+import math
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -33,7 +34,7 @@ def _font() -> ImageFont.FreeTypeFont:
 
 
 def _character_width() -> int:
-    return round(_font().getlength("m"))
+    return math.ceil(_font().getlength("m"))
 
 
 def draw(trajectory: Trajectory, chat: ChatFormat, environment: EnvironmentConfig) -> Image.Image:
@@ -91,8 +92,8 @@ def _clipped(text: str, room: int) -> str:
 def page(shown: Iterable[Block], width: int = WIDTH) -> Image.Image:
     """The text of ``shown`` in lines of at most ``width`` characters; replies stand out."""
     lines = [(line, COLORS[block.kind]) for block in shown for line in block.lines(width)]
-    columns = max((len(line) for line, _ in lines), default=0)
-    size = columns * _character_width() + 2 * MARGIN, len(lines) * LINE + 2 * MARGIN
+    longest = max((_font().getlength(line) for line, _ in lines), default=0)
+    size = math.ceil(longest) + 2 * MARGIN, len(lines) * LINE + 2 * MARGIN
     picture = Image.new("RGB", size, PAPER)
     pen = ImageDraw.Draw(picture)
     for row, (line, color) in enumerate(lines):

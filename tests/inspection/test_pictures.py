@@ -82,6 +82,7 @@ def test_an_environment_without_frames_is_drawn_as_text(chat):
     picture = draw(trajectory, chat, environment)
     blocks = list(conversation(trajectory, chat.tokenizer))
     assert picture == page(blocks)
+    assert (np.asarray(picture)[:, -MARGIN:] == PAPER).all(), "no line is cut off"
     assert picture.height == LINE * sum(len(block.lines(80)) for block in blocks) + 2 * MARGIN
     other = played(chat, environment, ["other", "second", "third"])
     assert draw(other, chat, environment).tobytes() != picture.tobytes()
