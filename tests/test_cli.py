@@ -254,4 +254,5 @@ def test_a_seed_of_the_data_beside_that_of_the_run_is_kept(capsys, monkeypatch, 
     in_this_process(monkeypatch, model_path, tmp_path, "--data.seed=0", *short)
     saved = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert (saved["seed_everything"], saved["data"]["init_args"]["seed"]) == (3, 0)
+    capsys.readouterr()
     assert printed(capsys, "-c", TINY)["data"]["init_args"]["seed"] is None

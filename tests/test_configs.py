@@ -118,7 +118,8 @@ def local(stack, folder):
         names = [str(folder / "encyclopedia" / f"{split}.jsonl") for split in ("train", "heldout")]
         kwargs = [{"questions": name, "index": index, "max_turns": 2} for name in names]
     else:
-        return ["--rollout.environment.kwargs.max_turns=3"] if "sokoban" in stack or "cliff" in stack else []
+        few = ["max_turns=15"] * ("sokoban" in stack or "cliff" in stack)
+        return [f"--rollout.environment.kwargs.{setting}" for setting in few]
     groups = ("rollout", "evaluation")
     return [f"--{group}.environment.kwargs={json.dumps(value)}" for group, value in zip(groups, kwargs, strict=True)]
 

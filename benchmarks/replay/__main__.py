@@ -12,9 +12,10 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.machine import commit, machine
+from benchmarks.pages import target_table
 from benchmarks.replay import page, table
 from benchmarks.replay.buffers import BUFFERS, maker
-from benchmarks.replay.machine import commit, machine
 from benchmarks.replay.measure import BYTES, OPERATIONS, measure
 from benchmarks.replay.memory import ALL_TOKENS, measure_memory
 from benchmarks.replay.payload import Payload, make_batches
@@ -27,6 +28,8 @@ LONG, SHORT = Payload(512), Payload(128)
 LARGEST_OF_LONG = 200_000
 """A larger buffer gets short trajectories, so that every buffer, and a copy of it, fits in 15 GB."""
 DIFFERENT_BATCHES = 8
+PACKAGES = ("numpy", "torch", "torchrl", "cpprb")
+"""Whose versions are noted."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -63,7 +66,9 @@ def _measured(size: int, name: str, options: argparse.Namespace) -> list[Row]:
     payload = LONG if size <= LARGEST_OF_LONG else SHORT
     effort = Effort(repetitions=options.repetitions, budget=options.budget, limit=options.limit)
     watch, size_of_one = measure(maker(name, size), size, make_batches(payload, DIFFERENT_BATCHES), effort)
-    about = Row(size, payload.tokens, name, BYTES, size_of_one, None, None, None, 1, effort.limit, commit(), machine())
+    about = Row(
+        size, payload.tokens, name, BYTES, size_of_one, None, None, None, 1, effort.limit, commit(), machine(*PACKAGES)
+    )
     return [*(_row(watch, operation, about) for operation in OPERATIONS if watch.knows(operation)), about]
 
 
@@ -85,7 +90,7 @@ def _report(results: Results, memory: list[MemoryRow], where: Path) -> None:
     found = targets(results, memory)
     sections = {
         "speed": f"{page.speed_table(results)}\n\n{page.machine_line(results)}",
-        "targets": page.target_table(found),
+        "targets": target_table(found),
         "memory": page.memory_table(memory),
     }
     page.put_into(where, sections)

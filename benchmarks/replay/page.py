@@ -1,37 +1,26 @@
 """Tables in Markdown, and the page that they stand in."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.pages import put_between, significant, table
 from benchmarks.replay.buffers import BUFFERS
 from benchmarks.replay.measure import BYTES, OPERATIONS
 from benchmarks.replay.table import MemoryRow, Results, Row
-from benchmarks.replay.targets import Target
 
 BEGIN, END = "<!-- {name}: written by `make bench-replay` -->", "<!-- end of {name} -->"
 
 
 def put_into(page: Path, sections: dict[str, str]) -> None:
-    """Replaces what stands between the marks of each section.
-
-    Raises:
-        ValueError: The page lacks a mark.
-    """
-    text = page.read_text()
-    for name, content in sections.items():
-        begin, end = BEGIN.format(name=name), END.format(name=name)
-        if text.count(begin) != 1 or text.count(end) != 1:
-            raise ValueError(f"{page} must have one {begin!r} and one {end!r}")
-        head, rest = text.split(begin)
-        text = f"{head}{begin}\n\n{content}\n\n{end}{rest.split(end)[1]}"
-    page.write_text(text)
+    """Replaces what stands between the marks of each section; see :func:`benchmarks.pages.put_between`."""
+    put_between(page, sections, BEGIN, END)
 
 
 def speed_table(results: Results) -> str:
     """Medians in milliseconds: one line for each size and buffer."""
     columns = ["N", "tokens", "buffer", *OPERATIONS, "bytes/token"]
     lines = [_speed_line(results, size, buffer) for size in results.sizes() for buffer in BUFFERS]
-    return _table(columns, (line for line in lines if line))
+    return table(columns, (line for line in lines if line))
 
 
 def _speed_line(results: Results, size: int, buffer: str) -> list[str]:
@@ -48,16 +37,6 @@ def _time(row: Row | None) -> str:
     return f"over {row.limit_s:g} s" if row.median is None else significant(row.median)
 
 
-def significant(value: float) -> str:
-    """Three significant digits, without an exponent."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def target_table(found: Sequence[Target]) -> str:
-    """One line for each target."""
-    return _table(["target", "measured", ""], ([item.text, item.measured, item.verdict] for item in found))
-
-
 def memory_table(rows: Sequence[MemoryRow]) -> str:
     """One line for each length."""
     lines = (
@@ -72,14 +51,9 @@ def memory_table(rows: Sequence[MemoryRow]) -> str:
         ]
         for row in rows
     )
-    return _table(["tokens", "turns", "sampled", "log-probs", "trajectories", "stored", "held"], lines)
+    return table(["tokens", "turns", "sampled", "log-probs", "trajectories", "stored", "held"], lines)
 
 
 def machine_line(results: Results) -> str:
     """Where the numbers come from."""
     return "\n".join(sorted({f"Measured at commit {row.commit} on {row.machine}." for row in results.rows}))
-
-
-def _table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    rows = [columns, ["---"] * len(columns), *lines]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -1,10 +1,11 @@
 """Measured numbers as rows of a CSV file."""
 
-import csv
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
-from typing import Any, TypeVar
+from dataclasses import dataclass
+
+from benchmarks.rows import read, write
+
+__all__ = ["MemoryRow", "Results", "Row", "read", "write"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,37 +43,6 @@ class MemoryRow:
     """Bytes per token of what is stored, with rows and handles: what ``max_bytes`` bounds."""
     held: float
     """Bytes per token of the memory that is held for it."""
-
-
-_Row = TypeVar("_Row", Row, MemoryRow)
-
-
-def read(path: Path, kind: type[_Row]) -> list[_Row]:
-    """All rows; none where there is no file."""
-    if not path.exists():
-        return []
-    types = {field.name: field.type for field in fields(kind)}
-    with path.open(newline="") as file:
-        return [kind(**{name: _value(row[name], types[name]) for name in types}) for row in csv.DictReader(file)]
-
-
-def _value(text: str, kind: object) -> Any:
-    if kind is str:
-        return text
-    if kind is int:
-        return int(text)
-    return float(text) if text else None
-
-
-def write(path: Path, rows: Sequence[_Row]) -> None:
-    """Replaces the file at once."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(rows[0])], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
-    temporary.replace(path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,28 +1,13 @@
 """What the buffer is meant to reach, and whether it does."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from benchmarks.pages import Target
 from benchmarks.replay.buffers import CPPRB, EXPONENTIAL, INVERSE, NO_DECAY, OURS, PUBLISHED, TORCHRL
 from benchmarks.replay.measure import ADD, DECAY_DRAW, DRAW, FILLING, SAVE, UPDATE
 from benchmarks.replay.table import MemoryRow, Results
 
 FACTORISING = (EXPONENTIAL, NO_DECAY)
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A bound and what was measured."""
-
-    text: str
-    measured: str
-    met: bool | None
-    """None where it was not measured."""
-
-    @property
-    def verdict(self) -> str:
-        """In a word."""
-        return "not measured" if self.met is None else "met" if self.met else "missed"
 
 
 def targets(results: Results, memory: Sequence[MemoryRow]) -> list[Target]:

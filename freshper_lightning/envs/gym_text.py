@@ -54,6 +54,8 @@ class GymText(gymnasium.Env[str, str]):
     ) -> None:
         if max_turns < 1:
             raise ValueError(f"max_turns must be at least 1, not {max_turns}")
+        if not isinstance(instruction, str):
+            raise ValueError(f"instruction={instruction} must be text; in a config file a text with ': ' is a mapping")
         self.env = _make(env_id, kwargs or {})
         self.actions = _action_names(self.env.action_space, actions)
         self._describe = _describer(self.env, describe)

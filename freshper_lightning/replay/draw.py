@@ -41,6 +41,11 @@ class Draw:
     """The buffer's own, so that nothing is evicted between a look and a read."""
     _found: list[Trajectory] = field(default_factory=list, repr=False)
 
+    def __reduce__(self) -> tuple[Callable[..., "Draw"], tuple[Any, ...]]:
+        """A copy, and a draw that was pickled, has its trajectories with it and needs no buffer."""
+        numbers = self.ids, self.probabilities, self.weights, self.ages, self.multiplicities
+        return Draw, (*numbers, _nothing, nullcontext(), list(self.trajectories))
+
     @classmethod
     def of(cls, columns: Mapping[str, Tensor], read: Callable[[Integers], tuple[Trajectory, ...]]) -> "Draw":
         """The draw that :meth:`columns` was taken of; ``read`` finds its trajectories."""
@@ -50,11 +55,6 @@ class Draw:
     def columns(self) -> dict[str, Tensor]:
         """Copies of the five arrays, by name."""
         return {name: torch.tensor(getattr(self, name)) for name in COLUMNS}
-
-    def __reduce__(self) -> tuple[Callable[..., "Draw"], tuple[Any, ...]]:
-        """A copy, and a draw that was pickled, has its trajectories with it and needs no buffer."""
-        numbers = self.ids, self.probabilities, self.weights, self.ages, self.multiplicities
-        return Draw, (*numbers, _nothing, nullcontext(), list(self.trajectories))
 
     @property
     def trajectories(self) -> tuple[Trajectory, ...]:

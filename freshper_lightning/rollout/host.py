@@ -3,6 +3,7 @@
 import gc
 import os
 import random
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -38,6 +39,20 @@ def host_state_kept() -> Iterator[None]:
         for name in [name for name in os.environ if not name.startswith("VLLM_") and name not in environment]:
             del os.environ[name]
         os.environ.update(environment)
+
+
+@contextmanager
+def modules_hidden(package: str) -> Iterator[None]:
+    """Let the body look through ``sys.modules`` without finding ``package``, which goes on working for who has it.
+
+    On a CPU vLLM looks into whatever the modules of the process hold, and llvmlite (under numba) holds an object that
+    answers to every name, which ends the search with an error.
+    """
+    hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == package}
+    try:
+        yield
+    finally:
+        sys.modules.update(hidden)
 
 
 @contextmanager

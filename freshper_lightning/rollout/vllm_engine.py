@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from freshper_lightning.rollout.checkpoint import WeightNames, stop_token_ids
 from freshper_lightning.rollout.engine import Completion, GenerationRequest, RolloutEngine
-from freshper_lightning.rollout.host import default_group_kept, host_state_kept, random_state_kept
+from freshper_lightning.rollout.host import default_group_kept, host_state_kept, modules_hidden, random_state_kept
 from freshper_lightning.rollout.requests import EngineState, check_request
 from freshper_lightning.rollout.sampling import Truncation
 
@@ -73,7 +73,7 @@ class VLLMEngine(RolloutEngine):
         self._version = -1
         self._state = EngineState(self.name)
         self._joined_group = dist.is_initialized()
-        with host_state_kept():
+        with host_state_kept(), modules_hidden("llvmlite"):
             _prepare_environment()
             self._llm = _build({**arguments, **(options or {})})
             self._eager_on_cpu = enforce_eager and _on_cpu()

@@ -13,6 +13,7 @@ from freshper_lightning.callbacks.freshness import FreshnessCallback
 from freshper_lightning.callbacks.report import read_scalars
 from freshper_lightning.errors import ConfigurationError, NonFiniteError
 from freshper_lightning.policy.net import PolicyNet
+from freshper_lightning.replay import ExponentialDecay
 from freshper_lightning.trajectory import ClockReading
 from tests.loop import Recorder, fit, policy, replay_data
 from tests.policy.transcripts import statistics
@@ -173,7 +174,7 @@ def test_guard_freshness_and_drift_see_the_behavior_policy_and_the_updates_of_th
     """Divergences and weights are of current to behavior, as without preparation; so they grow within an epoch."""
     watch = Watch()
     module = policy(model_path, algorithm=DecoupledPPO(), guard=ESSGuard(ess_token=1.0))
-    data = replay_data(clock="drift")
+    data = replay_data(clock="drift", decay=ExponentialDecay(tau=0.05))
     trainer = fit(
         tmp_path, module, data, iterations=2, extra=(watch,), freshness=FreshnessCallback(measured=True, eta=2.0)
     )

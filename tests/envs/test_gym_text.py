@@ -40,7 +40,7 @@ class Picture(gymnasium.Env):
         return self.observation_space.sample(), float(action), True, False, {}
 
 
-gymnasium.register("freshper-test/Echo-v0", Echo)
+gymnasium.register("freshper-test/Repeat-v0", Echo)
 gymnasium.register("freshper-test/Picture-v0", Picture)
 
 
@@ -97,7 +97,7 @@ def test_equal_seeds_and_replies_give_equal_episodes_on_slippery_ice():
 
 
 def test_text_actions_are_taken_from_the_tag_if_the_space_has_them():
-    env = GymText("freshper-test/Echo-v0")
+    env = GymText("freshper-test/Repeat-v0")
     assert env.reset(seed=0)[0] == "Give your action as <answer>action</answer>.\n\nSay a word."
     assert env.step(answer("hello")) == (
         "Reward: 5\nYou said hello.",
@@ -130,6 +130,7 @@ def test_observations_of_few_numbers_are_printed():
         ({"env_id": "freshper-test/Picture-v0"}, "describe must name a function"),
         ({**LAKE, "describe": "tests.nothing"}, "describe='tests.nothing' is not the import path"),
         ({**LAKE, "max_turns": 0}, "max_turns must be at least 1"),
+        ({**LAKE, "instruction": {"Goal": "G"}}, "instruction=.* must be text"),
     ],
 )
 def test_what_cannot_be_played_in_text_is_refused(arguments, message):

@@ -139,6 +139,16 @@ def test_nan_leaves_a_checkpoint_of_the_last_good_update_that_resumes(broken, mo
     assert restored.buffer.ids()[:8].tolist() == data.buffer.ids().tolist()
 
 
+@pytest.mark.parametrize(("value", "finite"), [(3e38, True), (float("nan"), False), (-float("inf"), False)])
+def test_one_element_that_is_not_finite_is_found(tmp_path, model_path, value, finite):
+    module = policy(model_path)
+    fit(tmp_path, module, replay_data(replay_updates=0), iterations=1)
+    with torch.no_grad():
+        for parameter in list(module.parameters())[:2]:
+            parameter.view(-1)[-2:] = value  # two, whose sum is not finite
+    assert module.has_finite_parameters() == finite
+
+
 def test_settings_that_cannot_be_are_refused_by_key(model_path):
     with pytest.raises(ValueError, match=r"model\.temperature=0 must be above 0"):
         policy(model_path, temperature=0)

@@ -3,6 +3,8 @@
 import gc
 import os
 import random
+import sys
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -46,6 +48,23 @@ def process_group(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+class AnswersToEverything:
+    """As the library object of llvmlite, which numba imports."""
+
+    def __getattribute__(self, name):
+        return object()
+
+
+def test_an_engine_starts_beside_a_package_that_vllm_cannot_look_into(tmp_path, monkeypatch):
+    module = ModuleType("llvmlite.binding.ffi")
+    module.lib = AnswersToEverything()
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    engine = engine_for("vllm", checkpoint(tmp_path))
+    assert sys.modules[module.__name__] is module
+    assert len(engine.generate(requests(2))) == 2
+    engine.close()
 
 
 @pytest.mark.usefixtures("unusual_host")

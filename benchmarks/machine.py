@@ -13,11 +13,15 @@ def commit() -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def machine() -> str:
-    """Processor and versions."""
-    names = ("numpy", "torch", "torchrl", "cpprb")
-    versions = [f"{name} {found}" for name in names if (found := _version(name))]
-    return f"{os.cpu_count()} x {_processor()}; Python {platform.python_version()}, {', '.join(versions)}"
+def machine(*packages: str) -> str:
+    """Processor and :func:`versions`."""
+    return f"{os.cpu_count()} x {processor()}; {versions(*packages)}"
+
+
+def versions(*packages: str) -> str:
+    """Of Python and of what is installed of ``packages``."""
+    found = [f"{name} {number}" for name in packages if (number := _version(name))]
+    return ", ".join([f"Python {platform.python_version()}", *found])
 
 
 def _version(name: str) -> str | None:
@@ -27,7 +31,8 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Its name."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
