@@ -58,6 +58,7 @@ HINTS = (
     "sync_dist=True",
     "LeafSpec",
     "litlogger",
+    "args parameter is intended to run from within Python",
     "dirpath has changed",
     "`Trainer.fit` stopped",
 )
@@ -152,8 +153,15 @@ def _with_lists(options: Sequence[str]) -> list[str]:
 
 
 def _run_lightning(arguments: list[str] | None) -> None:
+    cli = lightning_cli(arguments)
+    if cli.trainer.received_sigterm:  # Lightning ends such a run as if it had finished
+        sys.exit(128 + signal.SIGTERM)
+
+
+def lightning_cli(arguments: list[str] | None, run: bool = True) -> FreshperCLI:
+    """Run a subcommand or, where ``run`` is false, only make the parts of a run from the same options without one."""
     parser = {"parser_mode": "omegaconf", "default_env": True, "allow_abbrev": False}
-    cli = FreshperCLI(
+    return FreshperCLI(
         PolicyModule,
         LightningDataModule,
         subclass_mode_data=True,
@@ -166,13 +174,12 @@ def _run_lightning(arguments: list[str] | None) -> None:
             "log_every_n_steps": 1,
         },
         seed_everything_default=0,
-        parser_kwargs={**parser, **MAIN_PARSER, **_per_subcommand(parser)},
+        parser_kwargs={**parser, **MAIN_PARSER, **(_per_subcommand(parser) if run else {})},
         auto_configure_optimizers=False,
         load_from_checkpoint_support=False,
         args=arguments,
+        run=run,
     )
-    if cli.trainer.received_sigterm:  # Lightning ends such a run as if it had finished
-        sys.exit(128 + signal.SIGTERM)
 
 
 def _per_subcommand(parser: dict[str, Any]) -> dict[str, Any]:
