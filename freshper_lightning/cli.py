@@ -123,7 +123,7 @@ def main(args: Sequence[str] | None = None) -> None:
     """Run the command line ``args`` (the process's own by default)."""
     arguments = sys.argv[1:] if args is None else list(args)
     sys.path.insert(0, str(Path.cwd()))  # environments and other classes of the user's own
-    _quiet()
+    quiet()
     try:
         if arguments and arguments[0] in COMMANDS:
             _run_command(*arguments)
@@ -186,7 +186,7 @@ def _per_subcommand(parser: dict[str, Any]) -> dict[str, Any]:
     return {name: dict(parser) for name in FreshperCLI.subcommands()}
 
 
-def _quiet() -> None:
+def quiet() -> None:
     """Messages of ours from INFO on, and none of Lightning's hints about what is done here on purpose."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("freshper_lightning").setLevel(logging.INFO)
