@@ -8,7 +8,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -228,5 +228,7 @@ class BufferAgainstModel(RuleBasedStateMachine):
                 assert buffer.get([key])[0].rewards.tolist() == entry.trajectory.rewards.tolist()
 
 
-BufferAgainstModel.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+BufferAgainstModel.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 test_the_buffer_agrees_with_the_model = BufferAgainstModel.TestCase
