@@ -43,8 +43,9 @@ def compute_advantages(
     The outcome is the training return (score plus format penalty). REINFORCE++ (arXiv:2501.03262) is baseline ``none``
     with whitening, its variant with a baseline is ``mean`` with whitening, GRPO (arXiv:2402.03300) is ``mean_std``
     alone, Dr. GRPO (arXiv:2503.20783) is ``mean`` alone, RLOO (arXiv:2402.14740) is ``leave_one_out``, and FreshPER
-    (arXiv:2604.16918) is ``mean_std``, whitening and a clip. Whitening shifts every turn by the mean over tokens, those
-    of groups without variance too.
+    (arXiv:2604.16918) is ``mean_std``, whitening and a clip. Under a baseline a group of equal outcomes has advantage 0
+    and takes no part in whitening, where REINFORCE++-baseline and FreshPER whiten it along: shifted by the mean over
+    tokens of the others, it would get a push without an outcome behind it.
 
     Args:
         trajectories: Whole groups, in any order; may be empty on some ranks. A group never spans ranks.
@@ -73,7 +74,9 @@ def compute_advantages(
     turn_counts = torch.tensor([trajectory.num_turns for trajectory in trajectories], dtype=torch.int64)
     per_turn = group_advantages(returns, mean, std, size, baseline).repeat_interleave(turn_counts)
     if whiten:
-        per_turn = whitened(per_turn, turn_weights(trajectories), reduce)
+        silent = (_is_constant(mean, std) & (baseline != "none")).repeat_interleave(turn_counts)
+        weights = turn_weights(trajectories).masked_fill(silent, 0.0)
+        per_turn = whitened(per_turn, weights, reduce).masked_fill(silent, 0.0)
     if clip is not None:
         per_turn = per_turn.clamp(-clip, clip)
     pieces = torch.split(per_turn, turn_counts.tolist())
@@ -130,9 +133,11 @@ def whitened(values: Tensor, weights: Tensor, reduce: Reduce) -> Tensor:
     """Values [K] shifted and scaled to weighted mean 0 and variance 1 over all ranks; equal values give exactly 0.
 
     The variance is biased (divided by the summed weights) and taken around the common mean in a second pass, because
-    sums of squares cancel. The division is by std + ``EPSILON``. Calls ``reduce`` twice.
+    sums of squares cancel. The division is by std + ``EPSILON``. Values of weight 0 are not in the moments; without any
+    weight there is nothing to shift or scale by. Calls ``reduce`` twice.
     """
     total, weighted_sum = reduce(torch.stack([weights.sum(), weights @ values])).unbind()
+    total = total.masked_fill(total == 0, 1.0)
     mean = weighted_sum / total
     std = (reduce(weights @ (values - mean).square()) / total).sqrt()
     return _centered(values, mean, std) / (std + EPSILON)
@@ -176,7 +181,11 @@ def _check_trajectory(trajectory: Trajectory) -> None:
         raise ValueError(f"{name} has the training return {trajectory.training_return}, which is not finite")
 
 
+def _is_constant(mean: Tensor, std: Tensor) -> Tensor:
+    """Where a deviation is nothing but rounding (bool)."""
+    return std <= EPSILON * mean.abs().clamp(min=1.0)
+
+
 def _centered(values: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """Values minus mean, and exactly 0 where the deviation is nothing but rounding."""
-    constant = std <= EPSILON * mean.abs().clamp(min=1.0)
-    return torch.where(constant, torch.zeros_like(values), values - mean)
+    return (values - mean).masked_fill(_is_constant(mean, std), 0.0)

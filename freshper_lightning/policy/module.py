@@ -1,11 +1,7 @@
 """The LightningModule: one training step, one optimizer, and the rule by which an update is skipped."""
 
-import logging
-import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +13,6 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
-from transformers import AutoTokenizer
 
 from freshper_lightning.algorithms.base import Algorithm
 from freshper_lightning.algorithms.ess import ess_of_moments, pooled_moments, weight_moments
@@ -28,12 +23,11 @@ from freshper_lightning.policy.critic import CriticSettings
 from freshper_lightning.policy.learning_rate import scaled_learning_rate
 from freshper_lightning.policy.lora import BasePolicy, LoraSettings
 from freshper_lightning.policy.net import PolicyNet
+from freshper_lightning.policy.optimization import apply_settings, checked_optimizer
 from freshper_lightning.policy.packing import Phase, TrajectoryBatch
 from freshper_lightning.policy.saved import is_frozen, parts, require_parts
 from freshper_lightning.policy.scoring import num_passes, token_log_probs
 from freshper_lightning.trajectory import Trajectory
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -159,15 +153,7 @@ class PolicyModule(LightningModule):
         Raises:
             ConfigurationError: They refuse their settings, or a number is not finite.
         """
-        with _refused("model.optimizer"):
-            optimizer = self._make_optimizer([torch.nn.Parameter(torch.zeros(2, 2))])
-        for name, value in optimizer.defaults.items():
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ConfigurationError(f"model.optimizer.{name}={value} must be finite")
-        if self._make_scheduler is not None:
-            with _refused("model.scheduler"):
-                self._make_scheduler(optimizer)
-        return optimizer
+        return checked_optimizer(self._make_optimizer, self._make_scheduler)
 
     def on_train_batch_start(self, batch: TrajectoryBatch, batch_idx: int) -> None:
         """Note, before the step, whether the update is to be skipped."""
@@ -313,7 +299,7 @@ class PolicyModule(LightningModule):
             return
         for optimizer in self.trainer.optimizers:
             for group in optimizer.param_groups:
-                _apply_settings(group, optimizer.defaults)
+                apply_settings(group, optimizer.defaults)
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any | None) -> None:
         """Advance the schedule with applied updates only."""
@@ -370,30 +356,3 @@ class PolicyModule(LightningModule):
         require_parts(checkpoint, self.trainer.ckpt_path, self.lora, self.critic)
         frozen = {name: value for name, value in self.state_dict().items() if is_frozen(name, self.lora)}
         checkpoint["state_dict"] = {**checkpoint["state_dict"], **frozen}
-
-
-@contextmanager
-def _refused(key: str) -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, TypeError) as error:
-        allowed = "numbers in the ranges that its class documents, of which a learning rate is finite and at least 0"
-        raise ConfigurationError(f"{key}: {error}; allowed: {allowed}") from error
-
-
-def _apply_settings(group: dict[str, Any], settings: dict[str, Any]) -> None:
-    for key in settings.keys() & group.keys():
-        configured, restored = settings[key], group[key]
-        # Some optimizers hold their learning rate in a tensor, which rounds it.
-        value = torch.full_like(restored, float(configured)) if isinstance(restored, Tensor) else configured
-        same = list(restored) == list(value) if key == "betas" else bool(restored == value)
-        if not same:
-            logger.warning("model.optimizer: %s=%s instead of the checkpoint's %s", key, configured, restored)
-            group[key] = value
-
-
-def export_policy(net: PolicyNet, source: str | Path, path: str | Path) -> None:
-    """Write ``net`` as an ordinary Hugging Face checkpoint with float32 weights and the tokenizer of ``source``."""
-    Path(path).mkdir(parents=True, exist_ok=True)
-    net.model.save_pretrained(path, state_dict=dict(net.checkpoint_tensors()))
-    AutoTokenizer.from_pretrained(source).save_pretrained(path)
