@@ -4,7 +4,8 @@ All arithmetic is in float64; collectives come in as a callable, so that any num
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Literal, get_args
 
@@ -62,9 +63,9 @@ def compute_advantages(
 
     Raises:
         ValueError: Groups of different sizes or of one member, a member that occurs twice, a return that is not
-            finite, or a trajectory that has its advantages already.
+            finite, or a trajectory that has its advantages already; on some rank.
     """
-    size = check_groups(trajectories, baseline)
+    size = check_groups(trajectories, baseline, reduce)
     if group_filter is not None:
         trajectories = informative(trajectories, group_filter)
     returns, groups = outcomes(trajectories)
@@ -149,36 +150,42 @@ def turn_weights(trajectories: Sequence[Trajectory]) -> Tensor:
     return torch.cat([torch.empty(0, dtype=torch.int64), *lengths]).double()
 
 
-def check_groups(trajectories: Sequence[Trajectory], baseline: Baseline) -> int:
-    """The size of a group (0 without trajectories); refuses what would give silently wrong advantages.
+def check_groups(trajectories: Sequence[Trajectory], baseline: Baseline, reduce: Reduce) -> int:
+    """The size of a group (0 without trajectories); refuses, on all ranks, what would give silently wrong advantages.
+
+    Ranks agree by one call of ``reduce``: one that stopped alone would leave the others waiting for it.
 
     Raises:
-        ValueError: See :func:`compute_advantages`.
+        ValueError: See :func:`compute_advantages`; or another rank's groups are refused.
     """
-    members: dict[int, list[int]] = {}
-    for trajectory in trajectories:
-        _check_trajectory(trajectory)
-        members.setdefault(trajectory.group, []).append(trajectory.member)
-    for group, present in members.items():
-        if len(set(present)) < len(present):
-            raise ValueError(f"group {group} holds a member twice: {sorted(present)}")
-    sizes = {group: len(present) for group, present in members.items()}
-    for (first, size), (second, other) in pairwise(sizes.items()):
-        if size != other:
-            raise ValueError(
-                f"all groups must be whole, but group {first} has {size} members and group {second} has {other}"
-            )
-    if baseline != "none" and 1 in sizes.values():
-        raise ValueError(f"baseline {baseline!r} needs groups of at least 2 members: alone, every advantage would be 0")
+    sizes = Counter(trajectory.group for trajectory in trajectories)
+    fault = next(_faults(trajectories, sizes, baseline), None)
+    if float(reduce(torch.tensor(float(fault is not None), dtype=torch.float64))) > 0:
+        raise ValueError(fault or "the groups of another rank are refused; its own error says why")
     return next(iter(sizes.values()), 0)
 
 
-def _check_trajectory(trajectory: Trajectory) -> None:
+def _faults(trajectories: Sequence[Trajectory], sizes: Mapping[int, int], baseline: Baseline) -> Iterator[str]:
+    members: dict[int, list[int]] = {}
+    for trajectory in trajectories:
+        yield from _faults_of(trajectory)
+        members.setdefault(trajectory.group, []).append(trajectory.member)
+    for group, present in members.items():
+        if len(set(present)) < len(present):
+            yield f"group {group} holds a member twice: {sorted(present)}"
+    for (first, size), (second, other) in pairwise(sizes.items()):
+        if size != other:
+            yield f"all groups must be whole, but group {first} has {size} members and group {second} has {other}"
+    if baseline != "none" and 1 in sizes.values():
+        yield f"baseline {baseline!r} needs groups of at least 2 members: alone, every advantage would be 0"
+
+
+def _faults_of(trajectory: Trajectory) -> Iterator[str]:
     name = f"member {trajectory.member} of group {trajectory.group}"
     if trajectory.advantages is not None:
-        raise ValueError(f"{name} has its advantages already; they are frozen at collection")
+        yield f"{name} has its advantages already; they are frozen at collection"
     if not math.isfinite(trajectory.training_return):
-        raise ValueError(f"{name} has the training return {trajectory.training_return}, which is not finite")
+        yield f"{name} has the training return {trajectory.training_return}, which is not finite"
 
 
 def _is_constant(mean: Tensor, std: Tensor) -> Tensor:

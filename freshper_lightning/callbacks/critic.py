@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from freshper_lightning.policy.module import PolicyModule
 from freshper_lightning.policy.packing import TrajectoryBatch
-from freshper_lightning.policy.preparation import td_errors
+from freshper_lightning.policy.preparation import errors_under_critic
 from freshper_lightning.replay import TDError
 from freshper_lightning.trajectory import Trajectory
 
@@ -16,7 +16,7 @@ def priorities_at_collection(
     module: PolicyModule, priority: TDError, trajectories: Sequence[Trajectory]
 ) -> NDArray[np.float64]:
     """float64 [n]: base priorities by the present critic, which takes forward passes of its own; a collective."""
-    return np.array([priority.measured(errors) for errors in td_errors(module, trajectories)], np.float64)
+    return np.array([priority.measured(errors) for errors in errors_under_critic(module, trajectories)], np.float64)
 
 
 def priorities_of_visit(priority: TDError, batch: TrajectoryBatch) -> list[float]:

@@ -26,7 +26,7 @@ from freshper_lightning.policy.net import PolicyNet
 from freshper_lightning.policy.optimization import apply_settings, checked_optimizer
 from freshper_lightning.policy.packing import Phase, TrajectoryBatch
 from freshper_lightning.policy.saved import is_frozen, parts, require_parts
-from freshper_lightning.policy.scoring import num_passes, token_log_probs
+from freshper_lightning.policy.scoring import chunks, token_log_probs
 from freshper_lightning.trajectory import Trajectory
 
 
@@ -76,7 +76,8 @@ class PolicyModule(LightningModule):
             critic: The value head that PPO needs and nothing else may have.
             compile: Compile the decoder layers; needs a C++ compiler on a CPU, Triton on a GPU.
             max_micro_batch_tokens: Most tokens of a micro-batch, with the room left over in its rows; more is an
-                error instead of a lack of memory. Conversations are spread evenly over the micro-batches.
+                error instead of a lack of memory. Conversations are spread evenly over the micro-batches. It also
+                bounds forward passes that score conversations outside of an update.
         """
         super().__init__()
         if temperature <= 0:
@@ -213,24 +214,38 @@ class PolicyModule(LightningModule):
         """
         if self.reference is None:
             raise RuntimeError(f"{self.algorithm} has no reference policy")
-        own = torch.tensor(float(num_passes(len(trajectories))), device=self.device)
-        passes = int(self.trainer.strategy.reduce(own, reduce_op="max"))
+        passes = self.scoring_passes(trajectories)
         with self.trainer.strategy.precision_plugin.forward_context():
-            return token_log_probs(self.reference, trajectories, self.temperature, self.device, passes)
+            return token_log_probs(self.reference, passes, self.temperature, self.device)
+
+    def scoring_passes(self, trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
+        """What each forward pass without gradient holds, within ``max_micro_batch_tokens``; a collective.
+
+        Every rank runs as many passes as the one that needs most, of which the last may be empty.
+        """
+        own = chunks(trajectories, self.max_micro_batch_tokens)
+        return own + [[] for _ in range(int(self._maximum(len(own))) - len(own))]
+
+    def _maximum(self, value: float) -> float:
+        """The largest of all ranks' values."""
+        own = torch.tensor(float(value), device=self.device)
+        return float(self.trainer.strategy.reduce(own, reduce_op="max"))
 
     def require_room(self, batch: TrajectoryBatch) -> None:
-        """Refuse a micro-batch of more tokens than are allowed.
+        """Refuse a micro-batch of more tokens than are allowed, on all ranks together; a collective with a limit.
 
         Raises:
-            ConfigurationError: It has more than ``max_micro_batch_tokens``.
+            ConfigurationError: That of some rank has more than ``max_micro_batch_tokens``.
         """
-        size, limit = batch.input_ids.numel(), self.max_micro_batch_tokens
-        if limit is not None and size > limit:
-            rows, width = batch.input_ids.shape
+        limit = self.max_micro_batch_tokens
+        if limit is None:
+            return
+        size = int(self._maximum(batch.input_ids.numel()))
+        if size > limit:
             raise ConfigurationError(
-                f"model.max_micro_batch_tokens={limit}, but a micro-batch of {len(batch.lengths)} conversations has"
-                f" {rows} rows of {width} tokens; raise trainer.accumulate_grad_batches="
-                f"{self.trainer.accumulate_grad_batches}, or lower data.batch_size or rollout.engine.max_model_len"
+                f"model.max_micro_batch_tokens={limit}, but a micro-batch takes {size} tokens, with the room left over"
+                f" in its rows; raise trainer.accumulate_grad_batches={self.trainer.accumulate_grad_batches}, or lower"
+                " data.batch_size or rollout.engine.max_model_len"
             )
 
     def _require_finite(self, loss: Tensor, batch: TrajectoryBatch) -> None:

@@ -11,7 +11,6 @@ from freshper_lightning.algorithms.inputs import ValueInputs
 from freshper_lightning.algorithms.ppo import PPO
 from freshper_lightning.policy.module import PolicyModule
 from freshper_lightning.policy.packing import TrajectoryBatch, collate
-from freshper_lightning.policy.scoring import CONVERSATIONS_AT_ONCE, num_passes
 from freshper_lightning.trajectory import Trajectory
 
 
@@ -27,7 +26,7 @@ def prepare(module: PolicyModule, batches: Sequence[TrajectoryBatch], reduce: Re
     collective where parameters are sharded.
 
     Raises:
-        ConfigurationError: A micro-batch is larger than ``max_micro_batch_tokens``.
+        ConfigurationError: A micro-batch of some rank is larger than ``max_micro_batch_tokens``.
     """
     for batch in batches:
         module.require_room(batch)
@@ -39,13 +38,11 @@ def prepare(module: PolicyModule, batches: Sequence[TrajectoryBatch], reduce: Re
             _normalize(module.algorithm, batches[first : first + size], reduce)
 
 
-def td_errors(module: PolicyModule, trajectories: Sequence[Trajectory]) -> list[Tensor]:
+def errors_under_critic(module: PolicyModule, trajectories: Sequence[Trajectory]) -> list[Tensor]:
     """Float32 [S] on the CPU for each trajectory: TD errors under the present critic; a collective."""
-    own = torch.tensor(float(num_passes(len(trajectories))), device=module.device)
-    passes = int(module.trainer.strategy.reduce(own, reduce_op="max"))
     found: list[Tensor] = []
-    for start in range(0, passes * CONVERSATIONS_AT_ONCE, CONVERSATIONS_AT_ONCE):
-        batch = collate(trajectories[start : start + CONVERSATIONS_AT_ONCE], phase="fresh")
+    for part in module.scoring_passes(trajectories):
+        batch = collate(part, phase="fresh")
         _evaluate(module, batch)
         if not batch.is_filler and batch.td_errors is not None:
             found += batch.td_errors.split(batch.lengths.tolist())

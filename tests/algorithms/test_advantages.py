@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from freshper_lightning.algorithms import PPO, Reinforce
 from freshper_lightning.algorithms.advantages import (
     EPSILON,
     Reduce,
@@ -250,17 +251,39 @@ def test_no_trajectories_still_take_part_in_the_collectives():
 
     def reduce(tensor: Tensor) -> Tensor:
         calls.append(tuple(tensor.shape))
-        return tensor + 1.0
+        return tensor
 
     assert compute_advantages([], reduce, baseline="mean", whiten=True, clip=1.0) == []
-    assert calls == [(2,), ()]
+    assert calls == [(), (2,), ()]
 
 
-def test_collectives_are_not_called_without_whitening():
+def test_without_whitening_ranks_agree_on_their_groups_and_on_nothing_else():
+    calls = []
+
     def reduce(tensor: Tensor) -> Tensor:
-        raise AssertionError("called")
+        calls.append(tensor.tolist())
+        return tensor
 
     assert advantages_of([episode(0, 0, 1.0), episode(0, 1, 0.0)], "mean", reduce=reduce).tolist() == [0.5, -0.5]
+    assert calls == [0.0]
+
+
+@pytest.mark.parametrize("algorithm", [Reinforce(), PPO()])
+def test_what_one_rank_refuses_stops_all_of_them(algorithm):
+    messages = {}
+
+    def work(shard: list[Trajectory], reduce: Reduce) -> Tensor:
+        with pytest.raises(ValueError, match=r"finite|another rank") as caught:
+            algorithm.advantages(shard, reduce)
+        messages[shard[0].group] = str(caught.value)
+        return torch.empty(0)
+
+    broken = [episode(0, 0, 1.0), episode(0, 1, float("nan"))]
+    on_ranks([broken, [episode(1, 0, 1.0), episode(1, 1, 0.0)]], work)
+    assert messages == {
+        0: "member 1 of group 0 has the training return nan, which is not finite",
+        1: "the groups of another rank are refused; its own error says why",
+    }
 
 
 def test_an_incomplete_group_is_refused():
