@@ -81,7 +81,7 @@ class PPO(Reinforce):
         self, trajectories: Sequence[Trajectory], reduce: Reduce, reference: Scorer | None = None
     ) -> list[Trajectory]:
         """The trajectories that the group filter keeps, with the statistics of their groups and without advantages."""
-        check_groups(trajectories, self.baseline)
+        check_groups(trajectories, self.baseline, reduce)
         if self.group_filter is not None:
             trajectories = informative(trajectories, self.group_filter)
         statistics = zip(trajectories, *group_statistics(*outcomes(trajectories)), strict=True)

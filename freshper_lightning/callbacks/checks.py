@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from freshper_lightning.callbacks.rollout import RolloutCallback
 
 
-PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
+PRECISIONS = ("32-true", "bf16-mixed")
 
 
 def check_configuration(trainer: Trainer, module: PolicyModule, rollout: "RolloutCallback") -> None:
@@ -104,8 +104,8 @@ def _check_trainer(trainer: Trainer) -> None:
         )
     if trainer.precision not in PRECISIONS:
         raise ConfigurationError(
-            f"trainer.precision={trainer.precision} must be one of {', '.join(PRECISIONS)}: others also round the"
-            " log-probabilities and advantages that trajectories are stored with"
+            f"trainer.precision={trainer.precision} must be one of {', '.join(PRECISIONS)}: others round what"
+            " trajectories are stored with, or skip updates whose scaled loss overflows"
         )
     if trainer.ckpt_path is not None and trainer.world_size > 1:
         raise ConfigurationError(
@@ -148,6 +148,12 @@ def _check_engine(module: PolicyModule, rollout: "RolloutCallback") -> None:
         raise ConfigurationError(
             f"rollout.engine.max_model_len={config.max_model_len} must be at most {limit}, the model's"
             " max_position_embeddings"
+        )
+    room = module.max_micro_batch_tokens
+    if room is not None and config.max_model_len > room:
+        raise ConfigurationError(
+            f"model.max_micro_batch_tokens={room} must be at least rollout.engine.max_model_len={config.max_model_len},"
+            " the tokens that one conversation may have; raise the one or lower the other"
         )
 
 

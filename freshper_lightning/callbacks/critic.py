@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from datamodules.replay import ReplayDataModule
 from freshper_lightning.policy.module import PolicyModule
 from freshper_lightning.policy.packing import TrajectoryBatch
-from freshper_lightning.policy.preparation import td_errors
+from freshper_lightning.policy.preparation import errors_under_critic
 from freshper_lightning.replay import TDError
 from freshper_lightning.trajectory import Trajectory
 
@@ -23,7 +23,7 @@ def priorities_at_collection(
     """
     if visited_first:
         return np.ones(len(trajectories))
-    return np.array([priority.measured(errors) for errors in td_errors(module, trajectories)], np.float64)
+    return np.array([priority.measured(errors) for errors in errors_under_critic(module, trajectories)], np.float64)
 
 
 def priorities_of_visit(priority: TDError, batch: TrajectoryBatch) -> list[float]:

@@ -10,7 +10,7 @@ from freshper_lightning.algorithms.inputs import ValueInputs
 from freshper_lightning.algorithms.ppo import PPO
 from freshper_lightning.policy.module import PolicyModule
 from freshper_lightning.policy.packing import TrajectoryBatch, collate
-from freshper_lightning.policy.scoring import CONVERSATIONS_AT_ONCE, evaluate, passes_of_all_ranks
+from freshper_lightning.policy.scoring import evaluate
 from freshper_lightning.trajectory import Trajectory
 
 _ESTIMATION = (
@@ -39,7 +39,7 @@ def prepare(module: PolicyModule, batches: Sequence[TrajectoryBatch], reduce: Re
     collective where parameters are sharded.
 
     Raises:
-        ConfigurationError: A micro-batch is larger than ``max_micro_batch_tokens``.
+        ConfigurationError: A micro-batch of some rank is larger than ``max_micro_batch_tokens``.
     """
     for batch in batches:
         module.require_room(batch)
@@ -58,12 +58,11 @@ def prepared_under(module: PolicyModule) -> dict[str, float | str | bool | None]
     return {"model.algorithm": type(algorithm).__name__, "model.temperature": module.temperature, **settings}
 
 
-def td_errors(module: PolicyModule, trajectories: Sequence[Trajectory]) -> list[Tensor]:
+def errors_under_critic(module: PolicyModule, trajectories: Sequence[Trajectory]) -> list[Tensor]:
     """Float32 [S] on the CPU for each trajectory: TD errors under the present critic; a collective."""
-    passes = passes_of_all_ranks(module.trainer.strategy, len(trajectories))
     found: list[Tensor] = []
-    for start in range(0, passes * CONVERSATIONS_AT_ONCE, CONVERSATIONS_AT_ONCE):
-        batch = collate(trajectories[start : start + CONVERSATIONS_AT_ONCE], phase="fresh")
+    for part in module.scoring_passes(trajectories):
+        batch = collate(part, phase="fresh")
         _evaluate(module, batch)
         if not batch.is_filler and batch.td_errors is not None:
             found += batch.td_errors.split(batch.lengths.tolist())

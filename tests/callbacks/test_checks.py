@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins import MixedPrecision
 
 from datamodules.demonstrations import DemonstrationsDataModule
 from freshper_lightning.algorithms import GRPO, PPO, SFT, DecoupledPPO, Reinforce
@@ -76,6 +77,12 @@ def _no_model_is_loaded(monkeypatch):
             {},
             r"correction='decoupled' needs at least 2 optimizer batches.*data\.batch_size=8.*=importance_sampling",
         ),
+        (
+            {"max_micro_batch_tokens": 159},
+            {},
+            {},
+            r"max_micro_batch_tokens=159 must be at least rollout\.engine\.max_model_len=160",
+        ),
         ({"algorithm": SFT()}, {}, {}, r"data=ReplayDataModule .*model\.algorithm=SFT.*demonstrations"),
         ({}, {"batch_size": 3}, {}, r"data\.batch_size=3 must divide rollout\.groups x rollout\.group_size = 8"),
         ({}, {"batch_size": 4, "capacity": 4}, {}, r"data\.capacity=4 must be at least one iteration \(8\)"),
@@ -136,6 +143,13 @@ def test_lines_of_progress_need_an_interval():
             {"engine_config": EngineConfig(name="transformers", max_model_len=4096)},
             {},
             r"rollout\.engine\.max_model_len=4096 must be at most 256",
+        ),
+        (
+            {},
+            {
+                "plugins": [MixedPrecision("16-mixed", "cuda")]
+            },  # by its name alone Lightning makes it bf16-mixed on a CPU
+            r"trainer\.precision=16-mixed must be one of 32-true, bf16-mixed: .*overflows",
         ),
         ({}, {"order": "evaluation first"}, r"EvaluationCallback must come after RolloutCallback"),
         (
