@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from freshper_lightning.algorithms.advantages import Reduce
+from freshper_lightning.algorithms.base import Algorithm
 from freshper_lightning.algorithms.inputs import ValueInputs
-from freshper_lightning.algorithms.ppo import PPO
 from freshper_lightning.policy.module import PolicyModule
 from freshper_lightning.policy.packing import TrajectoryBatch, collate
 from freshper_lightning.trajectory import Trajectory
@@ -32,7 +32,7 @@ def prepare(module: PolicyModule, batches: Sequence[TrajectoryBatch], reduce: Re
         module.require_room(batch)
         _evaluate(module, batch)
     _reshard(module)
-    if isinstance(module.algorithm, PPO):
+    if module.algorithm.needs_critic():
         size = module.trainer.accumulate_grad_batches
         for first in range(0, len(batches), size):
             _normalize(module.algorithm, batches[first : first + size], reduce)
@@ -55,17 +55,17 @@ def _evaluate(module: PolicyModule, batch: TrajectoryBatch) -> None:
     moved, algorithm = batch.to(module.device), module.algorithm
     forward = (moved.input_ids, moved.position_ids, moved.predicted_from, moved.targets, module.temperature)
     with module.trainer.precision_plugin.forward_context():
-        if module.reference is not None and isinstance(algorithm, PPO):
+        if module.reference is not None and algorithm.needs_critic():
             moved.reference_log_probs = module.reference(*forward).log_probs
             batch.reference_log_probs = moved.reference_log_probs.cpu()
         log_probs, _, values = module.policy(*forward)
     batch.proximal_log_probs = log_probs.cpu()
-    if values is not None and isinstance(algorithm, PPO):
+    if values is not None and algorithm.needs_critic():
         _estimate(algorithm, batch, moved, log_probs, values)
 
 
 def _estimate(
-    algorithm: PPO, batch: TrajectoryBatch, moved: TrajectoryBatch, log_probs: Tensor, values: Tensor
+    algorithm: Algorithm, batch: TrajectoryBatch, moved: TrajectoryBatch, log_probs: Tensor, values: Tensor
 ) -> None:
     """Fill in what follows from values, out of ``moved``, which is the batch on the device of the network."""
     assert moved.rewards is not None
@@ -76,7 +76,7 @@ def _estimate(
     batch.td_errors, batch.advantages = found.td_errors.cpu(), found.advantages.cpu()
 
 
-def _normalize(algorithm: PPO, batches: Sequence[TrajectoryBatch], reduce: Reduce) -> None:
+def _normalize(algorithm: Algorithm, batches: Sequence[TrajectoryBatch], reduce: Reduce) -> None:
     """Whiten the advantages of one optimizer batch; the dummy tokens of fillers take no part."""
     filled = [batch for batch in batches if not batch.is_filler]
     pieces = [batch.token_advantages() for batch in filled]
