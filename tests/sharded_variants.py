@@ -13,7 +13,7 @@ from lightning import Callback, seed_everything
 
 from datamodules.optimizer_batch import Part
 from datamodules.replay import ReplayDataModule
-from freshper_lightning.algorithms import GRPO, DecoupledPPO
+from freshper_lightning.algorithms import GRPO, DecoupledGRPO
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.lora import LoraSettings, is_adapter, whole
 from freshper_lightning.strategies import FSDP2Strategy
@@ -38,7 +38,7 @@ class HalvesOfGroups(ReplayDataModule):
 LORA = {"algorithm": GRPO(kl_coefficient=0.5), "lora": LoraSettings(r=4), "gradient_checkpointing": True}
 WHOLE = {"batch_size": 8, "replay_updates": 0, "epochs": 2, "seed": 3}
 HALVES = {"batch_size": 4, "replay_updates": 2, "epochs": 2, "minimum_size": 4, "seed": 3}
-DECOUPLED = {"algorithm": DecoupledPPO()}
+DECOUPLED = {"algorithm": DecoupledGRPO()}
 VARIANTS = {
     "lora": (LORA, {}, lambda: ReplayDataModule(**WHOLE)),
     "bf16": ({}, {"precision": "bf16-mixed"}, lambda: ReplayDataModule(**WHOLE)),

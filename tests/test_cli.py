@@ -117,7 +117,7 @@ def test_a_wrong_key_is_refused_and_the_right_one_named(capsys, argument, parts)
         ("--data.clock=seconds", ["data.clock=seconds", "one of updates, iterations, lr_path, drift, drift_length"]),
         ("--evaluation.modes=[fast]", ["evaluation.modes=fast", "one of sampled, greedy"]),
         ("--trainer.max_epochs=many", ["trainer.max_epochs=many", "must be int"]),
-        ("--model.algorithm=GRPOO", ["model.algorithm=GRPOO", "allowed: ", "DecoupledPPO", " GRPO,", "SFT"]),
+        ("--model.algorithm=GRPOO", ["model.algorithm=GRPOO", "allowed: ", "DecoupledGRPO", " GRPO,", "SFT"]),
         ("--data.priority=Foo", ["data.priority=Foo", "AbsoluteAdvantage, AbsoluteReward"]),
         ("--data=ReplayModule", ["data=ReplayModule", "DemonstrationsDataModule", " ReplayDataModule"]),
         ("--model.optimizer=Adamm", ["model.optimizer=Adamm", "AdamW"]),

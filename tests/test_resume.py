@@ -20,7 +20,7 @@ WHEN = {
 }
 """Trigger, checkpoint after which the process is killed, and updates then; an iteration has 6, of which 2 are fresh."""
 
-DECOUPLED = "--model.algorithm=DecoupledPPO"
+DECOUPLED = "--model.algorithm=DecoupledGRPO"
 
 
 def killing(after, within=False):

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -37,8 +36,6 @@ class PPO(Reinforce):
         ValueError: A setting is out of range, or has no meaning under the other choices.
     """
 
-    needs_critic: ClassVar[bool] = True
-
     estimator: Estimator = "gae"
     """``gae``, or ``vtrace`` to answer for the behavior policy in advantages and returns as well."""
     gamma: float = 1.0
@@ -68,6 +65,14 @@ class PPO(Reinforce):
         for key in ("rho_bar", "c_bar"):
             if self.estimator != "vtrace" and getattr(self, key) != 1.0:
                 raise ValueError(f"{key} is {getattr(self, key)}, but estimator {self.estimator!r} allows only 1.0")
+
+    def needs_critic(self) -> bool:
+        """Always."""
+        return True
+
+    def value_bound(self) -> float | None:
+        """The clip of values."""
+        return self.value_clip
 
     def needs_reference(self) -> bool:
         """Whether there is a KL term: one in the reward is computed from the frozen reference at each draw as well."""

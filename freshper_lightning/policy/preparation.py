@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from freshper_lightning.algorithms.advantages import Reduce
+from freshper_lightning.algorithms.base import Algorithm
 from freshper_lightning.algorithms.inputs import ValueInputs
-from freshper_lightning.algorithms.ppo import PPO
 from freshper_lightning.policy.module import PolicyModule
 from freshper_lightning.policy.packing import TrajectoryBatch, collate
 from freshper_lightning.policy.scoring import evaluate
@@ -44,7 +44,7 @@ def prepare(module: PolicyModule, batches: Sequence[TrajectoryBatch], reduce: Re
     for batch in batches:
         module.require_room(batch)
         _evaluate(module, batch)
-    if isinstance(module.algorithm, PPO):
+    if module.algorithm.needs_critic():
         size = module.trainer.accumulate_grad_batches
         for first in range(0, len(batches), size):
             _normalize(module.algorithm, batches[first : first + size], reduce)
@@ -53,7 +53,7 @@ def prepare(module: PolicyModule, batches: Sequence[TrajectoryBatch], reduce: Re
 def prepared_under(module: PolicyModule) -> dict[str, float | str | bool | None]:
     """What :func:`prepare` goes by beside the weights, by the keys of the configuration."""
     algorithm = module.algorithm
-    names = _ESTIMATION if isinstance(algorithm, PPO) else ()
+    names = _ESTIMATION if algorithm.needs_critic() else ()
     settings = {f"model.algorithm.{name}": getattr(algorithm, name) for name in names}
     return {"model.algorithm": type(algorithm).__name__, "model.temperature": module.temperature, **settings}
 
@@ -72,17 +72,17 @@ def errors_under_critic(module: PolicyModule, trajectories: Sequence[Trajectory]
 def _evaluate(module: PolicyModule, batch: TrajectoryBatch) -> None:
     moved, algorithm = batch.to(module.device), module.algorithm
     with module.trainer.precision_plugin.forward_context():
-        if module.reference is not None and isinstance(algorithm, PPO):
+        if module.reference is not None and algorithm.needs_critic():
             moved.reference_log_probs = evaluate(module.reference, moved, module.temperature).log_probs
             batch.reference_log_probs = moved.reference_log_probs.cpu()
         log_probs, _, values = evaluate(module.policy, moved, module.temperature)
     batch.proximal_log_probs = log_probs.cpu()
-    if values is not None and isinstance(algorithm, PPO):
+    if values is not None and algorithm.needs_critic():
         _estimate(algorithm, batch, moved, log_probs, values)
 
 
 def _estimate(
-    algorithm: PPO, batch: TrajectoryBatch, moved: TrajectoryBatch, log_probs: Tensor, values: Tensor
+    algorithm: Algorithm, batch: TrajectoryBatch, moved: TrajectoryBatch, log_probs: Tensor, values: Tensor
 ) -> None:
     """Fill in what follows from values, out of ``moved``, which is the batch on the device of the network."""
     assert moved.rewards is not None
@@ -93,7 +93,7 @@ def _estimate(
     batch.td_errors, batch.advantages = found.td_errors.cpu(), found.advantages.cpu()
 
 
-def _normalize(algorithm: PPO, batches: Sequence[TrajectoryBatch], reduce: Reduce) -> None:
+def _normalize(algorithm: Algorithm, batches: Sequence[TrajectoryBatch], reduce: Reduce) -> None:
     """Whiten the advantages of one optimizer batch; the dummy tokens of fillers take no part."""
     filled = [batch for batch in batches if not batch.is_filler]
     pieces = [batch.token_advantages() for batch in filled]

@@ -26,6 +26,8 @@ class Priority(ABC):
     """Whether training measures the priority anew on every visit and writes it back; otherwise collection fixes it."""
     needs_critic: ClassVar[bool] = False
     """Whether the priority only exists where a critic is trained."""
+    needs_advantages: ClassVar[bool] = False
+    """Whether the priority only exists where collection fixes advantages."""
 
     @abstractmethod
     def base(self, trajectory: Trajectory) -> float:
@@ -89,6 +91,8 @@ class AbsoluteAdvantage(_OffsetPriority):
     Advantages are frozen at collection, and so is this priority.
     Source: Ma et al. 2026 (2604.16918), with the mean taken over trained tokens only.
     """
+
+    needs_advantages: ClassVar[bool] = True
 
     def base(self, trajectory: Trajectory) -> float:
         """``sum_t tokens_t |A_t| / sum_t tokens_t + eps``.

@@ -9,7 +9,7 @@ from lightning import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from datamodules.epoch import Preparation
-from freshper_lightning.algorithms import PPO, DecoupledPPO, ESSGuard
+from freshper_lightning.algorithms import PPO, DecoupledGRPO, ESSGuard
 from freshper_lightning.callbacks.freshness import FreshnessCallback
 from freshper_lightning.callbacks.report import read_scalars
 from freshper_lightning.errors import ConfigurationError, NonFiniteError
@@ -55,7 +55,7 @@ class Run:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, model_path):
     """Two iterations with one micro-batch per update."""
-    watch, module = Watch(), policy(model_path, algorithm=DecoupledPPO(weight_cap=CAP, clip=CLIP))
+    watch, module = Watch(), policy(model_path, algorithm=DecoupledGRPO(weight_cap=CAP, clip=CLIP))
     data = replay_data(epochs=EPOCHS, replay_updates=K)
     trainer = fit(tmp_path_factory.mktemp("run"), module, data, extra=(watch,))
     assert [batch.phase for batch in watch.batches] == (["fresh"] * 4 + ["replay"] * 4) * 2
@@ -105,7 +105,7 @@ def test_the_ratio_is_one_at_the_first_update_of_an_epoch_and_not_later(run):
 
 def test_the_ratio_is_one_there_in_every_micro_batch_in_low_precision_and_with_recomputation(tmp_path, model_path):
     recorder, options = Recorder(), {"accumulate_grad_batches": 4, "precision": "bf16-mixed"}
-    module = policy(model_path, algorithm=DecoupledPPO(), gradient_checkpointing=True)
+    module = policy(model_path, algorithm=DecoupledGRPO(), gradient_checkpointing=True)
     fit(tmp_path, module, replay_data(), iterations=1, extra=(recorder,), **options)
     for index, seen in enumerate(recorder.observations):
         gap = float((seen.token_metrics["ratio"] - 1).abs().max())
@@ -164,7 +164,7 @@ def test_the_time_of_the_pass_is_logged_where_there_is_one(run, tmp_path, model_
 def test_skipped_epochs_are_prepared_as_all_others_and_change_nothing(tmp_path, model_path):
     watch = Watch()
     data = replay_data(minimum_size=1000, replay_updates=2)
-    module = policy(model_path, algorithm=DecoupledPPO())
+    module = policy(model_path, algorithm=DecoupledGRPO())
     fit(tmp_path, module, data, iterations=1, extra=(watch,), accumulate_grad_batches=2)
     skipped = watch.batches[4:]
     assert len(skipped) == 8
@@ -175,7 +175,7 @@ def test_skipped_epochs_are_prepared_as_all_others_and_change_nothing(tmp_path, 
 def test_guard_freshness_and_drift_see_the_behavior_policy_and_the_updates_of_the_epoch(tmp_path, model_path):
     """Divergences and weights are of current to behavior, as without preparation; so they grow within an epoch."""
     watch = Watch()
-    module = policy(model_path, algorithm=DecoupledPPO(), guard=ESSGuard(ess_token=1.0))
+    module = policy(model_path, algorithm=DecoupledGRPO(), guard=ESSGuard(ess_token=1.0))
     data = replay_data(clock="drift", decay=ExponentialDecay(tau=0.05))
     trainer = fit(
         tmp_path, module, data, iterations=2, extra=(watch,), freshness=FreshnessCallback(measured=True, eta=2.0)
@@ -329,12 +329,12 @@ class Breaks(Callback):
 
 
 def test_the_last_good_checkpoint_goes_on_with_the_epoch_that_broke(tmp_path, model_path):
-    module = policy(model_path, algorithm=DecoupledPPO())
+    module = policy(model_path, algorithm=DecoupledGRPO())
     broken, after = Watch(), Watch()
     checkpoint = ModelCheckpoint(tmp_path, save_last=False)
     with pytest.raises(NonFiniteError):
         fit(tmp_path, module, replay_data(), checkpoint=checkpoint, iterations=1, extra=(broken, Breaks()))
-    restored = policy(model_path, algorithm=DecoupledPPO())
+    restored = policy(model_path, algorithm=DecoupledGRPO())
     path = str(tmp_path / "last_good.ckpt")
     fit(tmp_path / "resumed", restored, replay_data(), iterations=1, extra=(after,), ckpt_path=path)
     assert after.batches[0].ids.tolist() == broken.batches[3].ids.tolist()
