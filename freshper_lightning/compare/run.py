@@ -3,7 +3,6 @@
 import shutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -11,7 +10,7 @@ from typing import Any, TextIO
 from freshper_lightning.checkpoint import LAST
 from freshper_lightning.compare.marker import Marker
 from freshper_lightning.compare.processes import Processes, locked
-from freshper_lightning.compare.stack import Recipe, flat
+from freshper_lightning.compare.stack import Recipe, flat, run_options
 
 
 class Job(ABC):
@@ -136,16 +135,3 @@ class TrainingJob(Job):
         """Logs of a run that was killed before its first checkpoint."""
         for events in self.folder.glob("events.out.tfevents.*"):
             events.unlink()
-
-
-def run_options(seed: int, model: Path | str, parent: Path, name: str) -> Sequence[str]:
-    """Options of `freshper fit` that no configuration has."""
-    logger = "--trainer.logger.init_args"
-    return [
-        f"--seed_everything={seed}",
-        f"--model.path={model}",
-        f"{logger}.save_dir={parent}",
-        f"{logger}.name={name}",
-        f"{logger}.version=",
-        "--trainer.enable_progress_bar=false",
-    ]

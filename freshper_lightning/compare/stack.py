@@ -77,7 +77,7 @@ def _recipe(key: str, name: str, files: Sequence[str], settings: Sequence[dict[s
 
 
 def resolved(key: str, options: Sequence[str]) -> dict[str, Any]:
-    """The whole configuration of a run, defaults included, as `--print_config` shows it.
+    """The whole configuration of a run, defaults included, as `--print_config` shows it for some seed and folders.
 
     Raises:
         ConfigurationError: The options do not parse; the message begins with ``key``.
@@ -85,7 +85,7 @@ def resolved(key: str, options: Sequence[str]) -> dict[str, Any]:
     shown, said = StringIO(), StringIO()
     try:
         with redirect_stdout(shown), redirect_stderr(said):
-            main(["fit", *options, "--model.path=policy", "--print_config"])
+            main(["fit", *options, *run_options(0, "policy", "runs", "run"), "--print_config"])
     except SystemExit as ended:
         if ended.code == 0:
             return _plain(OmegaConf.create(shown.getvalue()))
@@ -124,6 +124,19 @@ def _require_alike(found: Mapping[str, Recipe], baseline: str) -> None:
             raise ConfigurationError(
                 f"arms.{recipe.name}.settings: trainer.max_epochs and evaluation must be those of all arms, in settings"
             )
+
+
+def run_options(seed: int, model: Path | str, parent: Path, name: str) -> list[str]:
+    """Options of `freshper fit` that are above every configuration."""
+    logger = "--trainer.logger.init_args"
+    return [
+        f"--seed_everything={seed}",
+        f"--model.path={model}",
+        f"{logger}.save_dir={parent}",
+        f"{logger}.name={name}",
+        f"{logger}.version=",
+        "--trainer.enable_progress_bar=false",
+    ]
 
 
 def flat(config: Any, prefix: str = "") -> dict[str, Any]:
