@@ -28,6 +28,7 @@ def draw_curves(curves: Sequence[Curve], baseline: str, label: str, path: Path) 
             style = {"color": "black", "linewidth": 2} if arm == baseline else {"color": colour}
             _draw([curve for curve in curves if curve.arm == arm], axis, axes, label=arm, **style)
         axes.set_xlabel(name)
+        axes.locator_params(axis="x", nbins=5)
         axes.grid(alpha=0.3)
     panels[0].set_ylabel(label)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper")

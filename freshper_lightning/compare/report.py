@@ -1,6 +1,6 @@
 """The page of a comparison: figures with intervals, differences from the baseline, and how far they can be trusted."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +18,8 @@ DEFINITIONS = {
     FINAL: "mean of the last {window} evaluations of a run",
     AREA: "mean height of the curve over environment steps, up to {horizon:,.0f}, the fewest that a run ended with",
     STEPS: "environment steps at the first evaluation of at least {threshold}; the threshold was fixed beforehand as"
-    " {share:.0%} of the baseline's mean result. A run that never got there is censored: it counts with its last step,"
-    " so that the figure is a lower bound (≥)",
+    " {share:.0%} of the baseline's mean result, and a run that starts above it counts with 0. A run that never got"
+    " there is censored: it counts with its last step, so that the figure is a lower bound (≥)",
     DROP: "greatest mean of {window} consecutive evaluations less that of the last {window}",
 }
 
@@ -77,7 +77,7 @@ def _trust(curves: Sequence[Curve]) -> str:
 
 
 def _definitions(found: Measures, comparison: Comparison) -> str:
-    threshold = "" if found.threshold is None else number(found.threshold)
+    threshold = "" if found.threshold is None else f"{found.threshold:.3f}"
     values = {"window": comparison.final_window, "horizon": found.horizon, "threshold": threshold}
     lines = [
         f"- **{name}**: {DEFINITIONS[name].format(**values, share=comparison.threshold)}"
@@ -95,7 +95,7 @@ def _arms_table(curves: Sequence[Curve], found: Measures) -> str:
     lines = []
     for arm in found.outcomes[FINAL]:
         own = [curve for curve in curves if curve.arm == arm]
-        values = [_with_interval(found.outcomes[name][arm]) for name in measures]
+        values = [_with_interval(found.outcomes[name][arm], name) for name in measures]
         costs = [
             f"{np.mean([c.update[-1] for c in own]):,.0f}",
             f"{np.mean([c.environment_steps[-1] for c in own]):,.0f}",
@@ -110,41 +110,33 @@ def _differences(found: Measures, comparison: Comparison) -> str:
     lines = []
     for arm in found.outcomes[FINAL]:
         if arm != comparison.baseline:
-            cells = [_difference(found.outcomes[name], arm, comparison.baseline) for name in measures]
+            cells = [_difference(found.outcomes[name], arm, comparison.baseline, name) for name in measures]
             lines.append([arm, *cells])
     note = "In brackets the interval, then in how many seeds the arm is above and below, and the sign test's p."
     return f"{note}\n\n{table(['arm', *measures], lines)}"
 
 
-def _with_interval(outcome: Outcome) -> str:
-    text = interval(outcome.estimate, number)
+def _with_interval(outcome: Outcome, measure: str) -> str:
+    text = interval(outcome.estimate, "{:,.0f}" if measure == STEPS else "{:.3f}")
     runs = len(outcome.by_seed)
     return f"≥ {text}, {runs - outcome.censored} of {runs} reached it" if outcome.censored else text
 
 
-def _difference(outcomes: Mapping[str, Outcome], arm: str, baseline: str) -> str:
+def _difference(outcomes: Mapping[str, Outcome], arm: str, baseline: str, measure: str) -> str:
     found = outcomes[arm].less(outcomes[baseline]) if baseline in outcomes else None
     if found is None:
         return "no common seed"
     p = sign_test(found.above, found.below)
-    text = f"{interval(found.estimate, _signed)}, {found.above} above, {found.below} below, p {p:.2g}"
+    shown = interval(found.estimate, "{:+,.0f}" if measure == STEPS else "{:+.3f}")
+    text = f"{shown}, {found.above} above, {found.below} below, p {p:.2g}"
     return f"{text} (censored runs in it)" if outcomes[arm].censored or outcomes[baseline].censored else text
 
 
-def interval(found: Estimate, shown: Callable[[float], str]) -> str:
-    """``0.52 [0.48, 0.57]``; without an interval where there is one seed."""
+def interval(found: Estimate, form: str) -> str:
+    """``0.52 [0.48, 0.57]``, each number in the form; without an interval where there is one seed."""
     if found.low is None or found.high is None:
-        return shown(found.value)
-    return f"{shown(found.value)} [{shown(found.low)}, {shown(found.high)}]"
-
-
-def number(value: float) -> str:
-    """Whole from 100 on, three decimals below."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3f}"
-
-
-def _signed(value: float) -> str:
-    return f"{value:+,.0f}" if abs(value) >= 100 else f"{value:+.3f}"
+        return form.format(found.value)
+    return f"{form} [{form}, {form}]".format(found.value, found.low, found.high)
 
 
 def table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

@@ -49,7 +49,7 @@ def trials(plan: Plan) -> dict[str, dict[float, list[TrainingJob]]]:
 def choose(plan: Plan, finished: Mapping[str, Mapping[float, Sequence[TrainingJob]]]) -> dict[str, Choice]:
     """The rate with the best mean result of each arm; of equal ones the one nearest to the arm's own."""
     return {
-        arm: _choice(plan.recipes[arm], {factor: _result(plan, runs) for factor, runs in by_factor.items()})
+        arm: choice_of(plan.recipes[arm], {factor: _result(plan, runs) for factor, runs in by_factor.items()})
         for arm, by_factor in finished.items()
     }
 
@@ -61,7 +61,8 @@ def _result(plan: Plan, runs: Sequence[TrainingJob]) -> float:
     return float(np.mean([curve.final(comparison.final_window) for curve in curves]))
 
 
-def _choice(recipe: Recipe, results: Mapping[float, float]) -> Choice:
+def choice_of(recipe: Recipe, results: Mapping[float, float]) -> Choice:
+    """Of mean results by factor."""
     best = max(results, key=lambda factor: (results[factor], -abs(np.log(factor))))
     shown = {f"{factor:.3g}": round(result, 6) for factor, result in results.items()}
     return Choice(best * recipe.learning_rate(), shown, _digest(recipe))
