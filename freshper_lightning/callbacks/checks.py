@@ -34,7 +34,7 @@ def check_configuration(trainer: Trainer, module: PolicyModule, rollout: "Rollou
     require_model_folder(module.path)
     _check_trainer(trainer)
     _check_order(trainer, rollout)
-    module.check_optimizer()
+    _check_optimizer(trainer, module)
     _check_engine(module, rollout)
     _check_temperature(module, rollout)
     _check_critic(module)
@@ -240,6 +240,16 @@ def _check_replay_epoch(trainer: Trainer, module: PolicyModule, rollout: "Rollou
             f"model.algorithm.value_clip={clip} needs at least 2 optimizer batches per epoch, but data.batch_size="
             f"{data.batch_size} is all of rollout.groups x rollout.group_size: values cannot have moved since the epoch"
             " began; allowed: null, or a smaller data.batch_size"
+        )
+
+
+def _check_optimizer(trainer: Trainer, module: PolicyModule) -> None:
+    optimizer = module.check_optimizer()
+    kind = type(optimizer)
+    if trainer.world_size > 1 and kind.__module__.startswith("bitsandbytes."):
+        raise ConfigurationError(
+            f"model.optimizer={kind.__name__} of bitsandbytes does not know sharded weights and must run on one rank,"
+            f" not {trainer.world_size}; torch.optim.AdamW keeps its state sharded"
         )
 
 

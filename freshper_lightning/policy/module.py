@@ -153,8 +153,8 @@ class PolicyModule(LightningModule):
             "lr_scheduler": {"scheduler": self._make_scheduler(optimizer), "interval": "step"},
         }
 
-    def check_optimizer(self) -> None:
-        """Make optimizer and schedule over a stand-in for the weights, and forget them.
+    def check_optimizer(self) -> torch.optim.Optimizer:
+        """Make optimizer and schedule over a stand-in for the weights; returns the optimizer.
 
         Raises:
             ConfigurationError: They refuse their settings, or a number is not finite.
@@ -167,6 +167,7 @@ class PolicyModule(LightningModule):
         if self._make_scheduler is not None:
             with _refused("model.scheduler"):
                 self._make_scheduler(optimizer)
+        return optimizer
 
     def on_train_batch_start(self, batch: TrajectoryBatch, batch_idx: int) -> None:
         """Note, before the step, whether the update is to be skipped."""

@@ -1,10 +1,14 @@
 """AdamW with its state in 8 bits, and learning rates that are tensors."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from bitsandbytes.optim import AdamW8bit
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from freshper_lightning.callbacks.checks import _check_optimizer
+from freshper_lightning.errors import ConfigurationError
 from tests.loop import Recorder, fit, policy, replay_data
 
 
@@ -44,3 +48,10 @@ def test_a_learning_rate_in_a_tensor_that_was_changed_applies_on_resume(tmp_path
     options = {"lr": rates[1], "ckpt_path": tmp_path / "step=6.ckpt"}
     trainer, _, _ = trained(tmp_path / "rest", model_path, torch.optim.AdamW, **options)
     assert float(trainer.optimizers[0].param_groups[0]["lr"]) == pytest.approx(3e-4)
+
+
+def test_8_bit_states_are_refused_where_weights_are_sharded(model_path):
+    with pytest.raises(ConfigurationError, match=r"model\.optimizer=AdamW8bit .* one rank, not 2"):
+        _check_optimizer(SimpleNamespace(world_size=2), policy(model_path, optimizer=AdamW8bit))
+    _check_optimizer(SimpleNamespace(world_size=2), policy(model_path))
+    _check_optimizer(SimpleNamespace(world_size=1), policy(model_path, optimizer=AdamW8bit))

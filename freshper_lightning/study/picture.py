@@ -1,0 +1,85 @@
+"""The results of a study as a picture: gradients, effective sample sizes and variances over age."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+
+from freshper_lightning.algorithms.ratios import LEVELS
+from freshper_lightning.study.report import Run, curve, losses, runs
+from freshper_lightning.study.table import Row
+
+STYLES = ("-", "--", ":", "-.")
+"""Of seeds."""
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """One line of panels per task; seeds are line styles."""
+    tasks = list(dict.fromkeys(task for task, _ in runs(rows)))
+    size = (17, 5.2 * len(tasks))
+    figure, grid = pyplot.subplots(len(tasks), 3, figsize=size, layout="constrained", squeeze=False)
+    for axes, task in zip(grid, tasks, strict=True):
+        of_task = [run for run in runs(rows) if run[0] == task]
+        _gradients(axes[0], rows, of_task)
+        _sizes(axes[1], rows, of_task)
+        _variances(axes[2], rows, of_task)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=100)
+    pyplot.close(figure)
+
+
+def _gradients(axes: Axes, rows: Sequence[Row], of_task: list[Run]) -> None:
+    colors = pyplot.get_cmap("tab20")
+    for run, style in zip(of_task, STYLES, strict=False):
+        _line(axes, curve(rows, run, "ceiling"), label=None if style != "-" else "ceiling", color="black", style=style)
+        for index, loss in enumerate(losses(rows)):
+            label = loss if style == "-" else None
+            _line(axes, curve(rows, run, "cosine", loss), label, colors(index), style)
+    axes.set(title=f"{of_task[0][0]}\ncosine of the stale gradient to the fresh one", ylabel="cosine")
+    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+
+def _sizes(axes: Axes, rows: Sequence[Row], of_task: list[Run]) -> None:
+    for run, style in zip(of_task, STYLES, strict=False):
+        for index, level in enumerate(LEVELS):
+            label = f"{level}, plug-in" if style == "-" else None
+            _line(axes, curve(rows, run, f"ess_{level}"), label, f"C{index}", style, marker="o")
+            label = f"{level}, exp(-variance)" if style == "-" else None
+            _line(axes, curve(rows, run, f"gaussian_ess_{level}"), label, f"C{index}", style, marker="x")
+    axes.set(title="effective sample size over n", ylabel="ESS / n", ylim=(0, 1.02))
+    axes.legend(fontsize=7, loc="lower left")
+
+
+def _variances(axes: Axes, rows: Sequence[Row], of_task: list[Run]) -> None:
+    for run, style in zip(of_task, STYLES, strict=False):
+        for index, level in enumerate(LEVELS):
+            found = {age: row for age, row in curve(rows, run, f"variance_{level}").items() if age > 0}
+            _line(axes, found, level if style == "-" else None, f"C{index}", style, marker="o")
+            if found and style == "-":
+                first = min(found)
+                for power, shade in ((1, "0.7"), (2, "0.85")):
+                    guide = [found[first].value * (age / first) ** power for age in found]
+                    axes.plot(list(found), guide, color=shade, linewidth=1, zorder=0)
+    axes.set(title="variance of the log-ratio\ngrey: growth in proportion to age, and to its square")
+    axes.set(xscale="log", yscale="log")
+    axes.legend(fontsize=7)
+
+
+def _line(axes: Axes, found: dict[int, Row], label: str | None, color: object, style: str, marker: str = "") -> None:
+    values = [row.value for row in found.values()]
+    axes.plot(list(found), values, label=label, color=color, linestyle=style, marker=marker, markersize=4)
+    axes.fill_between(
+        list(found),
+        [row.low for row in found.values()],
+        [row.high for row in found.values()],
+        color=color,
+        alpha=0.06,
+        linewidth=0,
+    )
+    axes.set_xscale("symlog", linthresh=6)
+    axes.set(xlabel="age in updates")
+    axes.grid(alpha=0.3)

@@ -1,0 +1,89 @@
+"""The results of a study as Markdown: by age, by loss and age, and how the variance grows."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from freshper_lightning.algorithms.ratios import LEVELS
+from freshper_lightning.study.growth import fit_growth, local_exponents
+from freshper_lightning.study.table import Row
+
+INTRODUCTION = """# Staleness
+
+Made by `python -m freshper_lightning.study` out of the CSV file of the same name. What the columns mean and what they
+say is in [losses.md](../losses.md#which-correction-holds-at-which-age) and
+[method.md](../method.md#measured-how-the-variance-grows)."""
+
+Run = tuple[str, int]
+"""Task and seed."""
+
+BY_AGE = {
+    "return": "return",
+    "KL(behavior, current) / token": "kl_behavior_current",
+    "KL(current, behavior) / token": "kl_current_behavior",
+    "KL(behavior, current) / episode": "kl_behavior_current_sequence",
+    "KL(current, behavior) / episode": "kl_current_behavior_sequence",
+    **{f"ESS / n, {level}": f"ess_{level}" for level in LEVELS},
+    **{f"exp(-variance), {level}": f"gaussian_ess_{level}" for level in LEVELS},
+    "tokens beyond the clip": "clip_share",
+    "ceiling of the cosine": "ceiling",
+}
+BY_LOSS = {
+    "Cosine to the fresh gradient": "cosine",
+    "Cosine of the expected gradients": "direction",
+    "Norm over that of the fresh gradient": "norm_ratio",
+}
+
+
+def runs(rows: Iterable[Row]) -> list[Run]:
+    """What the rows are about, in order."""
+    return list(dict.fromkeys((row.task, row.seed) for row in rows))
+
+
+def curve(rows: Iterable[Row], run: Run, quantity: str, loss: str = "") -> dict[int, Row]:
+    """The rows of one quantity by age."""
+    found = [row for row in rows if (row.task, row.seed, row.quantity, row.loss) == (*run, quantity, loss)]
+    return {row.age: row for row in sorted(found, key=lambda row: row.age)}
+
+
+def losses(rows: Iterable[Row]) -> list[str]:
+    """Names of the losses, in order."""
+    return list(dict.fromkeys(row.loss for row in rows if row.loss))
+
+
+def page(rows: Sequence[Row]) -> str:
+    """All tables of all runs."""
+    return "\n\n".join([INTRODUCTION, *(part for run in runs(rows) for part in _of_run(rows, run))]) + "\n"
+
+
+def _of_run(rows: Sequence[Row], run: Run) -> list[str]:
+    by_age = {name: curve(rows, run, quantity) for name, quantity in BY_AGE.items()}
+    parts = [f"## {run[0]}, seed {run[1]}", _table("age in updates", by_age, _plain)]
+    for title, quantity in BY_LOSS.items():
+        parts.append(_table(title, {loss: curve(rows, run, quantity, loss) for loss in losses(rows)}, _with_interval))
+    return [*parts, _growth(rows, run)]
+
+
+def _table(title: str, curves: dict[str, dict[int, Row]], shown: Callable[[Row], str]) -> str:
+    ages = sorted({age for found in curves.values() for age in found})
+    lines = [[title, *map(str, ages)], ["---"] * (len(ages) + 1)]
+    lines += [[name, *(shown(found[age]) if age in found else "" for age in ages)] for name, found in curves.items()]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _plain(row: Row) -> str:
+    return f"{row.value:.2g}" if abs(row.value) < 0.01 else f"{row.value:.3f}"
+
+
+def _with_interval(row: Row) -> str:
+    return f"{row.value:.2f} [{row.low:.2f}, {row.high:.2f}]"
+
+
+def _growth(rows: Sequence[Row], run: Run) -> str:
+    lines = [["variance", "linear: tau, R2", "quadratic: tau, R2", "exponent between ages"], ["---"] * 4]
+    for level in LEVELS:
+        variances = {age: row.value for age, row in curve(rows, run, f"variance_{level}").items()}
+        if len(variances) < 4:
+            continue
+        fits = [fit_growth(variances, growth) for growth in ("linear", "quadratic")]
+        slopes = ", ".join(f"{a}-{b}: {slope:.2f}" for (a, b), slope in local_exponents(variances).items())
+        lines.append([level, *(f"{fit.tau_hat():.0f}, {r2:.2f}" for fit, r2 in fits), slopes])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

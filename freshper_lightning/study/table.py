@@ -1,0 +1,78 @@
+"""The table of a study, one number with its interval in each row; what is there is never measured again."""
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from freshper_lightning.study.bootstrap import Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One quantity at one age."""
+
+    task: str
+    seed: int
+    age: int
+    """Applied updates between the policy that sampled the probe and the one that was measured."""
+    loss: str
+    """Name in :data:`freshper_lightning.study.menu.MENU`; empty for what does not depend on a loss."""
+    quantity: str
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What is measured in one go."""
+
+    task: str
+    seed: int
+    age: int
+
+    def rows(self, estimates: Mapping[str, Estimate], loss: str = "") -> list[Row]:
+        """Rows of estimates by quantity."""
+        return [
+            Row(self.task, self.seed, self.age, loss, quantity, found.value, found.low, found.high)
+            for quantity, found in estimates.items()
+        ]
+
+
+def read(path: str | Path) -> list[Row]:
+    """All rows of a file; none where there is no file."""
+    if not Path(path).exists():
+        return []
+    with Path(path).open(newline="") as file:
+        return [
+            Row(
+                task=row["task"],
+                seed=int(row["seed"]),
+                age=int(row["age"]),
+                loss=row["loss"],
+                quantity=row["quantity"],
+                value=float(row["value"]),
+                low=float(row["low"]),
+                high=float(row["high"]),
+            )
+            for row in csv.DictReader(file)
+        ]
+
+
+def write(path: str | Path, rows: Sequence[Row]) -> None:
+    """Replace the file as a whole, with rows in the order of task, seed and age; six digits of each number."""
+    ordered = sorted(rows, key=lambda row: (row.task, row.seed, row.age))
+    temporary = Path(path).with_suffix(".tmp")
+    temporary.parent.mkdir(parents=True, exist_ok=True)
+    with temporary.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
+        writer.writeheader()
+        for row in ordered:
+            writer.writerow(asdict(row) | {name: f"{getattr(row, name):.6g}" for name in ("value", "low", "high")})
+    temporary.replace(path)
+
+
+def has(rows: Sequence[Row], key: Key) -> bool:
+    """Whether the key has been measured."""
+    return any((row.task, row.seed, row.age) == (key.task, key.seed, key.age) for row in rows)

@@ -1,0 +1,67 @@
+"""The command in miniature: training with snapshots, measuring, stopping and going on."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from freshper_lightning.study import report, table
+from freshper_lightning.study.menu import MENU
+from freshper_lightning.study.snapshots import snapshot
+from freshper_lightning.study.staleness import staleness
+from tests.command import TINY, environment
+
+
+@pytest.fixture
+def study(model_path, tmp_path, monkeypatch):
+    for name, value in environment(model_path, tmp_path).items():
+        monkeypatch.setenv(name, value)
+
+    def run(ages, folder="run"):
+        files = {"results": str(tmp_path / f"{folder}.csv"), "picture": str(tmp_path / f"{folder}.png")}
+        run = str(tmp_path / folder)
+        staleness([str(TINY)], str(model_path), run, seed=3, ages=ages, groups=2, draws=10, **files)
+        return table.read(files["results"])
+
+    return run
+
+
+def at(rows, age):
+    """As text, since a quantity that noise hides is NaN, which equals nothing."""
+    return [repr(row) for row in rows if row.age == age]
+
+
+def test_what_is_measured_is_kept_and_a_stopped_study_goes_on_as_one_that_was_not(study, tmp_path):
+    whole = study([0, 3, 6], "whole")
+    first = study([0, 3])
+    path = tmp_path / "run.csv"
+    marked = [replace(row, value=-5.0) if row.age == 3 else row for row in first]
+    table.write(path, marked)
+    shutil.rmtree(snapshot(tmp_path / "run" / "snapshots", 0))
+    extended = study([0, 3, 6])
+    assert at(extended, 3) == at(marked, 3)
+    for age in (0, 6):
+        assert at(extended, age) == at(whole, age)
+    assert (tmp_path / "run.png").stat().st_size > 10_000
+
+
+def test_the_tables_name_every_loss_and_at_age_zero_nothing_is_stale(study, tmp_path):
+    rows = study([0, 2])
+    (run,) = report.runs(rows)
+    assert report.losses(rows) == list(MENU)
+    for quantity, fresh in {"ess_sequence": 1.0, "kl_behavior_current": 0.0, "clip_share": 0.0}.items():
+        by_age = {age: row.value for age, row in report.curve(rows, run, quantity).items()}
+        assert by_age[0] == pytest.approx(fresh, abs=1e-4)
+        assert by_age[2] != by_age[0] or quantity == "clip_share"
+    at_birth = {loss: report.curve(rows, run, "cosine", loss)[0].value for loss in MENU}
+    assert len({round(value, 4) for value in at_birth.values()}) == 1
+    assert all(loss in (tmp_path / "run.md").read_text() for loss in MENU)
+
+
+@pytest.mark.parametrize(
+    ("ages", "groups", "message"),
+    [([6, 0], 2, "ages=.*increasing"), ([-1], 2, "ages=.*at least 0"), ([0], 1, "groups=1 must be at least 2")],
+)
+def test_settings_that_cannot_be_are_refused_by_name(ages, groups, message, model_path, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        staleness([str(TINY)], str(model_path), str(tmp_path), ages=ages, groups=groups)
