@@ -8,6 +8,7 @@ METHOD ?= freshper
 SEED ?= 0
 RUN ?= runs/quickstart
 ARGS ?=
+SEEDS ?= 5
 WORKERS ?= 2
 
 VENV := .venv
@@ -18,7 +19,7 @@ FRESHPER := $(VENV)/bin/freshper
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: quickstart learn task smollm2 bench-trainer bench-replay bench-rollout test test-slow lint clean help
+.PHONY: quickstart learn task compare smollm2 bench-trainer bench-replay bench-rollout test test-slow lint clean help
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -86,6 +87,10 @@ $(VENV)/.search: $(VENV)/.light
 task: RUN = runs/$(TASK)
 task: $(ENGINE_READY) $(if $(filter search,$(TASK)),runs/encyclopedia)  ## Another task: TASK=sokoban_simple, METHOD=on_policy; ARGS go to training.
 	$(call TRAIN,configs/quickstart.yaml $(ARGS))
+
+# What is finished is kept, what was killed goes on; ARGS='--tune' before it, ARGS='--arms freshper_50' for a part.
+compare: $(VENV)/.light  ## Replay beside its controls, several seeds, with a report: TASK=sokoban_simple SEEDS=3 (hours).
+	$(FRESHPER) compare -c configs/compare/$(TASK).yaml --seeds $(SEEDS) $(ARGS)
 
 smollm2: $(VENV)/.smollm2  ## Make runs/smollm2, a real model of 135M parameters, for configs/gsm8k_smollm2.yaml.
 	$(FRESHPER) smollm2 --path runs/smollm2

@@ -2,6 +2,7 @@
 
 import importlib
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -146,3 +147,10 @@ def encyclopedia(path: str, train: int = 180, heldout: int = 120, seed: int = 0)
     from freshper_lightning.envs.encyclopedia import write_encyclopedia
 
     print(f"encyclopedia of {write_encyclopedia(path, train, heldout, seed)} pages in {path}")
+
+
+def compare(arguments: Sequence[str]) -> None:
+    """Arms x seeds of training, one table and one report; ``arguments`` as on the command line."""
+    from freshper_lightning.compare.command import main
+
+    main(arguments)
