@@ -85,7 +85,7 @@ def resolved(key: str, options: Sequence[str]) -> dict[str, Any]:
     shown, said = StringIO(), StringIO()
     try:
         with redirect_stdout(shown), redirect_stderr(said):
-            main(["fit", *options, *run_options(0, "policy", "runs", "run"), "--print_config"])
+            main(["fit", *options, *run_options(0, "policy", Path("runs"), "run"), "--print_config"])
     except SystemExit as ended:
         if ended.code == 0:
             return _plain(OmegaConf.create(shown.getvalue()))
