@@ -182,4 +182,4 @@ def test_priorities_that_the_buffer_cannot_tell_are_those_that_were_bound():
     data = replay_data(priority=TDError())
     data.bind(4, ClockReading, measure=lambda items: np.arange(1.0, 1.0 + len(items)))
     data.add_fresh(of_advantages(0, 0, 0, 0))
-    assert data.buffer.bases(data.buffer.ids()).tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert data.buffer.bases(data.buffer.ids()).tolist() == pytest.approx([1.0, 2.0, 3.0, 4.0])
