@@ -37,7 +37,10 @@ def main(arguments: Sequence[str]) -> None:
     plan = Plan(comparison, folder, comparison.chosen(options.arms))
     jobs = options.jobs or default_jobs(comparison.limits)
     signal.signal(signal.SIGTERM, _interrupted)
-    failures = _tune(plan, jobs) if options.tune else _compare(plan, options.seeds, jobs)
+    try:
+        failures = _tune(plan, jobs) if options.tune else _compare(plan, options.seeds, jobs)
+    except KeyboardInterrupt:
+        sys.exit("freshper: stopped; the same command goes on")
     if failures:
         sys.exit(f"freshper: {len(failures)} failed: {'; '.join(failures)}; the same command tries them again")
 
