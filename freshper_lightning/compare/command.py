@@ -36,8 +36,13 @@ def main(arguments: Sequence[str]) -> None:
         return
     plan = Plan(comparison, folder, comparison.chosen(options.arms))
     jobs = options.jobs or default_jobs(comparison.limits)
-    signal.signal(signal.SIGTERM, _interrupted)
-    failures = _tune(plan, jobs) if options.tune else _compare(plan, options.seeds, jobs)
+    before = signal.signal(signal.SIGTERM, _interrupted)
+    try:
+        failures = _tune(plan, jobs) if options.tune else _compare(plan, options.seeds, jobs)
+    except KeyboardInterrupt:
+        sys.exit("freshper: stopped; the same command goes on")
+    finally:
+        signal.signal(signal.SIGTERM, before)
     if failures:
         sys.exit(f"freshper: {len(failures)} failed: {'; '.join(failures)}; the same command tries them again")
 

@@ -60,7 +60,13 @@ class Processes:
             if self._stopped:
                 raise StoppedError
             process = subprocess.Popen(
-                arguments, stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=environment, pass_fds=[lock]
+                arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                pass_fds=[lock],
+                start_new_session=True,  # a Ctrl-C is for the comparison, which ends its processes itself
             )
             self._running = {other for other in self._running if other.poll() is None} | {process}
         return process

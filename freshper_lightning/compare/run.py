@@ -112,7 +112,8 @@ class TrainingJob(Job):
     @property
     def name(self) -> str:
         """For the log."""
-        return f"{self.arm}, seed {self.seed}"
+        variant = self.folder.parent.name
+        return f"{self.arm}{'' if variant == self.arm else f' {variant}'}, seed {self.seed}"
 
     @property
     def marker(self) -> Marker:

@@ -44,14 +44,16 @@ class Forecast:
     """Of finished runs."""
 
     def left(self, runs: int) -> float | None:
-        """Seconds for so many more runs; None as long as none is finished."""
-        if not self.seconds or runs == 0:
-            return 0.0 if runs == 0 else None
+        """Seconds for so many more runs, at least one; None as long as none is finished."""
+        if not self.seconds:
+            return None
         rounds = max(runs / self.jobs, 1.0)
         return rounds * sum(self.seconds) / len(self.seconds)
 
     def sentence(self, runs: int) -> str:
         """In words, with the time of day of the end."""
+        if runs == 0:
+            return "nothing left"
         left = self.left(runs)
         if left is None:
             return "no run is finished yet that the time could be estimated from"

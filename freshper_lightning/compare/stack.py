@@ -126,7 +126,7 @@ def _require_alike(found: Mapping[str, Recipe], baseline: str) -> None:
             )
 
 
-def run_options(seed: int, model: Path | str, parent: Path, name: str) -> list[str]:
+def run_options(seed: int, model: Path | str, parent: Path | str, name: str) -> list[str]:
     """Options of `freshper fit` that are above every configuration."""
     logger = "--trainer.logger.init_args"
     return [

@@ -22,7 +22,7 @@ def test_the_forecast_is_the_mean_of_what_is_finished_over_the_jobs():
     assert Forecast(2).left(4) is None
     assert Forecast(2, [10, 30]).left(4) == 40
     assert Forecast(8, [10, 30]).left(4) == 20
-    assert Forecast(2, [10]).left(0) == 0
+    assert Forecast(2, [10]).sentence(0) == "nothing left"
     assert "expected end" in Forecast(2, [10]).sentence(3)
     assert "no run is finished yet" in Forecast(2).sentence(3)
     assert [duration(seconds) for seconds in (9, 90, 5400)] == ["9 s", "1.5 min", "1.5 h"]
