@@ -1,17 +1,18 @@
 """Two controls for comparisons, named by import path in configs/methods: they do on purpose what the product avoids."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from datamodules.replay import ReplayDataModule
+from datamodules.epoch import Preparation
+from datamodules.replay import Measure, ReplayDataModule
 from freshper_lightning.algorithms.advantages import group_advantages, group_statistics, outcomes
 from freshper_lightning.policy.packing import TrajectoryBatch
 from freshper_lightning.replay import NoDecay
-from freshper_lightning.trajectory import Trajectory
+from freshper_lightning.trajectory import ClockReading, Trajectory
 
 
 class NullReplay(ReplayDataModule):
@@ -43,12 +44,23 @@ class PublishedReplay(ReplayDataModule):
     updates, are settings: see configs/methods/published.yaml. Everything else is as in the product, on one rank.
     """
 
+    def bind(
+        self,
+        trajectories_per_iteration: int,
+        now: Callable[[], ClockReading],
+        group_size: int = 1,
+        preparation: Preparation | None = None,
+        longest: int = 0,
+        measure: Measure | None = None,
+    ) -> None:
+        """As in replay, but for the start value in the place of what would measure a priority."""
+        super().bind(trajectories_per_iteration, now, group_size, preparation, longest, _start_values)
+
     def add_fresh(self, trajectories: list[Trajectory]) -> None:
         """Refresh the priorities of the last iteration, then add the new one at the start value."""
         if not isinstance(self.buffer.decay, NoDecay):
             worth = [self.buffer.priority.base(trajectory) for trajectory in self.fresh()]
             self.buffer.update_priorities(self._fresh, worth)
-        self.measure = _start_values
         super().add_fresh(trajectories)
 
     def optimizer_batch(self, update: int) -> list[TrajectoryBatch]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from lightning import Trainer
 
+from datamodules.epoch import Preparation
 from datamodules.replay import ReplayDataModule
 from freshper_lightning.algorithms import GSPO, M2PO, MIS, TIS, DecoupledGRPO, LossInputs, Reinforce
 from freshper_lightning.policy.critic import CriticSettings
@@ -95,8 +96,8 @@ def fresh_and_replayed(module, items) -> list[list[TrajectoryBatch]]:
     """The two optimizer batches of an iteration, each of all trajectories, without an update between them."""
     uniform = {"priority": UniformPriority(), "decay": "none", "beta": 1.0}
     data = ReplayDataModule(batch_size=4, replay_updates=1, asynchronous=False, seed=0, **uniform)
-    prepared = partial(prepare, module, reduce=lambda tensor: tensor) if module.algorithm.needs_preparation() else None
-    data.bind(4, ClockReading, prepare=prepared)
+    fill = partial(prepare, module, reduce=lambda tensor: tensor)
+    data.bind(4, ClockReading, preparation=Preparation(fill) if module.algorithm.needs_preparation() else None)
     data.add_fresh(items)
     return [data.optimizer_batch(update) for update in range(2)]
 
