@@ -1,5 +1,6 @@
 """`freshper`: LightningCLI for fit, validate and test, and a few commands around it."""
 
+import itertools
 import logging
 import signal
 import sys
@@ -38,6 +39,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "encyclopedia": commands.encyclopedia,
     "export": commands.export,
     "index": commands.index,
+    "inspect": commands.inspect,
     "smollm2": commands.smollm2,
     "tiny": commands.tiny,
 }
@@ -121,7 +123,7 @@ def main(args: Sequence[str] | None = None) -> None:
     """Run the command line ``args`` (the process's own by default)."""
     arguments = sys.argv[1:] if args is None else list(args)
     sys.path.insert(0, str(Path.cwd()))  # environments and other classes of the user's own
-    _quiet()
+    quiet()
     try:
         if arguments and arguments[0] in COMMANDS:
             _run_command(*arguments)
@@ -132,10 +134,22 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def _run_command(name: str, *options: str) -> None:
+    command = COMMANDS[name]
+    parser = jsonargparse.ArgumentParser(prog=f"freshper {name}", description=str(command.__doc__).partition("\n")[0])
+    parser.add_function_arguments(command, as_group=False)
     try:
-        jsonargparse.auto_cli(COMMANDS[name], args=list(options), prog=f"freshper {name}", as_positional=False)
+        command(**parser.instantiate(parser.parse_args(_with_lists(options))).as_dict())
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
+
+
+def _with_lists(options: Sequence[str]) -> list[str]:
+    """The options, where several values behind a key have become one list: ``--ids 1 2`` is ``--ids [1, 2]``."""
+    words: list[str] = []
+    for is_key, run in itertools.groupby(options, lambda word: word.startswith("--")):
+        values = list(run)
+        words += values if is_key or len(values) == 1 else [f"[{', '.join(values)}]"]
+    return words
 
 
 def _run_lightning(arguments: list[str] | None) -> None:
@@ -172,7 +186,7 @@ def _per_subcommand(parser: dict[str, Any]) -> dict[str, Any]:
     return {name: dict(parser) for name in FreshperCLI.subcommands()}
 
 
-def _quiet() -> None:
+def quiet() -> None:
     """Messages of ours from INFO on, and none of Lightning's hints about what is done here on purpose."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("freshper_lightning").setLevel(logging.INFO)

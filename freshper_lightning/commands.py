@@ -1,11 +1,15 @@
-"""Commands beside training: building models and writing them out."""
+"""Commands beside training: building models, writing them out, and looking into replay buffers."""
 
 import importlib
+import shutil
 from pathlib import Path
 from types import ModuleType
 
 from freshper_lightning.checkpoint import read_file
 from freshper_lightning.errors import ConfigurationError
+from freshper_lightning.inspection import Sort, entries, episode, overview
+from freshper_lightning.inspection.pictures import draw
+from freshper_lightning.inspection.saved import SavedRun
 from freshper_lightning.policy.export import export_policy
 from freshper_lightning.policy.gguf import SMOLLM2_MODULE, SavedPrecision, bundled_gguf, convert_gguf
 from freshper_lightning.policy.lora import LoraSettings
@@ -82,6 +86,40 @@ def smollm2(path: str, dtype: SavedPrecision = "float32") -> None:
     """
     convert_gguf(bundled_gguf(SMOLLM2_MODULE), path, dtype)
     print(f"SmolLM2-135M-Instruct as a Hugging Face checkpoint in {path}")
+
+
+def inspect(
+    checkpoint: str,
+    config: str | None = None,
+    ids: int | list[int] | None = None,
+    sort: Sort = "priority",
+    top: int = 5,
+    png: str | None = None,
+) -> None:
+    """Show what is in the replay buffer of a checkpoint: a table of its first episodes, or whole episodes by id.
+
+    Args:
+        checkpoint: The ``.ckpt`` file.
+        config: Configuration of the run; by default the config.yaml that it saved beside its logs.
+        ids: Episodes to show, as ``--ids 12 13``; without any, a table.
+        sort: What is greatest in the episode that the table has first.
+        top: Rows of the table.
+        png: File to draw one episode into: its frames where the environment renders them, or else its conversation.
+    """
+    wanted = [ids] if isinstance(ids, int) else ids or []
+    if png is not None and len(wanted) != 1:
+        raise ConfigurationError(f"png={png!r} shows one episode: ids must name one, not {wanted}")
+    if png is not None and not Path(png).parent.is_dir():
+        raise ConfigurationError(f"png={png!r} must be a file in a folder that exists")
+    run, width = SavedRun.read(checkpoint, config), max(shutil.get_terminal_size().columns, 40)
+    if not wanted:
+        print(overview(run.buffer, run.now, sort, top, width))
+        return
+    found, tokenizer = list(entries(run.buffer, run.now, wanted)), run.tokenizer()
+    print("\n\n".join(episode(entry, tokenizer, width) for entry in found))
+    if png is not None:
+        draw(found[0].trajectory, run.chat(), run.environment).save(png, format="PNG")
+        print(f"\npicture in {png}")
 
 
 def index(corpus: str, path: str, text_field: str = "contents", title_field: str = "") -> None:

@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from functools import partial
 from typing import Any, get_args
@@ -273,9 +273,14 @@ class RolloutCallback(Callback):
         return {**asdict(self.clock), "environment_steps": self.environment_steps}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned; a clock that the state does not know yet starts at 0."""
-        self.clock = ClockReading(**{f.name: state_dict[f.name] for f in fields(ClockReading) if f.name in state_dict})
+        """Restore what :meth:`state_dict` returned."""
+        self.clock = clock_of(state_dict)
         self.environment_steps = state_dict["environment_steps"]
+
+
+def clock_of(state: Mapping[str, Any]) -> ClockReading:
+    """The clock in a state of :class:`RolloutCallback`; one that the state does not know yet stands at 0."""
+    return ClockReading(**{f.name: state[f.name] for f in fields(ClockReading) if f.name in state})
 
 
 class _Scorer:

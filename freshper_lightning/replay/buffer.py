@@ -218,6 +218,7 @@ class ReplayBuffer(Parametrised, StoredTrajectories):
             raise NothingToDraw("no rank has a priority above 0, or one has too little for its part") from shortage
         self._draws += 1
         rows = picked.rows if picked is not None else np.empty(0, np.int64)
+        np.add.at(columns.draws, rows, 1)
         ages = self._clock_value(now) - columns.since[rows]
         draw = Draw(
             columns.ids[rows],

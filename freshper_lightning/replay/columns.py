@@ -20,6 +20,7 @@ _TYPES: dict[str, type[np.generic]] = {
     "log_fresh": np.float64,
     "since": np.float64,
     "added": np.float64,
+    "draws": np.int64,
     "pinned": np.bool_,
     "live": np.bool_,
 }
@@ -60,6 +61,8 @@ class Columns:
     """float64: clock value from which the decay counts."""
     added: Floats
     """float64: clock value at which the trajectory came in; never decreasing."""
+    draws: Integers
+    """int64: how many times the trajectory was drawn."""
     pinned: Flags
     """bool: whether the trajectory must not be evicted."""
     live: Flags
@@ -96,7 +99,7 @@ class Columns:
         added = slice(self.end, self.end + len(ids))
         self.ids[added], self.handles[added], self.groups[added] = ids, handles, groups
         self.log_base[added], self.log_fresh[added] = log_of(base), 0.0
-        self.since[added], self.added[added] = now, now
+        self.since[added], self.added[added], self.draws[added] = now, now, 0
         self.pinned[added], self.live[added] = False, True
         self.end += len(ids)
         self._size += len(ids)

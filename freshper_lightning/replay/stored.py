@@ -66,6 +66,27 @@ class StoredTrajectories:
         return found
 
     @exclusive
+    def freshness(self, ids: ArrayLike) -> Floats:
+        """float64 [n]: measured freshness in the order of ``ids`` [n], 1 for what was never measured.
+
+        Raises:
+            KeyError: An id was evicted or never given; the message names it.
+        """
+        columns = self._content.columns
+        found: Floats = np.exp(columns.log_fresh[columns.known_rows(ids)])
+        return found
+
+    @exclusive
+    def times_drawn(self, ids: ArrayLike) -> Integers:
+        """int64 [n]: how many times each of ``ids`` [n] was drawn, repetitions in one draw included.
+
+        Raises:
+            KeyError: An id was evicted or never given; the message names it.
+        """
+        columns = self._content.columns
+        return columns.draws[columns.known_rows(ids)]
+
+    @exclusive
     def pin(self, ids: ArrayLike) -> None:
         """Keeps trajectories from eviction until :meth:`unpin`; pinning twice is pinning once.
 

@@ -14,7 +14,7 @@ from freshper_lightning.replay.columns import SAVED_TYPES, Integers
 from freshper_lightning.replay.images import complete_images
 from freshper_lightning.replay.requirements import require
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 _NUMBERS = ("next_id", "evicted", "draws", "end", "checksum")
 _PARTS = dict.fromkeys(_NUMBERS, int) | {"scale": list, "rates": dict, "columns": dict, "trajectories": dict}
 _PACKED_TYPES: dict[str, type[np.generic]] = {
@@ -94,6 +94,7 @@ def _require_columns(columns: Arrays, next_id: int, end: int) -> None:
     )
     _require((columns["log_base"] < np.inf).all(), "columns.log_base", "must be finite, or -inf")
     _require((columns["log_fresh"] <= 0).all(), "columns.log_fresh", "must be at most 0")
+    _require((columns["draws"] >= 0).all(), "columns.draws", "must be at least 0")
 
 
 def _require_trajectories(packed: Arrays, count: int) -> None:

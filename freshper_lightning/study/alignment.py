@@ -38,7 +38,8 @@ class Draws:
         A group that a bootstrap sample has twice is no second witness of the signal: its product with itself is left
         out, as it is of every other group.
         """
-        return self.pairs * (_forms(self.counts, products, self.counts) - self.counts**2 @ np.diag(products))
+        own = self.counts**2 @ np.diag(products)
+        return np.asarray(self.pairs * (_forms(self.counts, products, self.counts) - own))
 
     def norms(self, products: Floats) -> Floats:
         """[R]: norm of the sum over groups, noise included.
@@ -51,7 +52,7 @@ class Draws:
     def expected_squares(self, products: Floats) -> Floats:
         """[R]: unbiased estimate of the square of the norm that the sum over groups has in expectation."""
         groups = self.counts.shape[1]
-        return self.apart(products) * groups / (groups - 1)
+        return np.asarray(self.apart(products) * (groups / (groups - 1)))
 
 
 def _forms(left: Floats, products: Floats, right: Floats) -> Floats:
@@ -116,9 +117,9 @@ class Alignment:
 
 
 def _compare(products: Products, sampling: Sampling) -> dict[str, Floats]:
-    norm, halves = sampling.probe.norms(products.probe), sampling.of_halves(products.fresh)
     shared = sampling.with_halves(products.cross)
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore"):  # a loss may have no gradient left
+        norm, halves = sampling.probe.norms(products.probe), sampling.of_halves(products.fresh)
         cosines = [value / (norm * size) for value, size in zip(shared, halves, strict=True)]
         squares = sampling.probe.expected_squares(products.probe) * sampling.between_halves(products.fresh)
         direction = np.mean(shared, axis=0) / np.sqrt(squares)
@@ -130,5 +131,6 @@ def _compare(products: Products, sampling: Sampling) -> dict[str, Floats]:
 
 
 def _ceiling(fresh: Floats, sampling: Sampling) -> Floats:
-    one, other = sampling.of_halves(fresh)
-    return np.asarray(sampling.between_halves(fresh) / (one * other))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        one, other = sampling.of_halves(fresh)
+        return np.asarray(sampling.between_halves(fresh) / (one * other))

@@ -11,6 +11,7 @@ from torch import Tensor
 from freshper_lightning.callbacks.rollout import RolloutCallback
 from freshper_lightning.policy.net import PolicyNet
 from freshper_lightning.policy.scoring import chunks, token_log_probs
+from freshper_lightning.rollout.seeds import stable_hash
 from freshper_lightning.study.alignment import Alignment
 from freshper_lightning.study.bootstrap import Estimate, resamples
 from freshper_lightning.study.divergence import divergence, staleness
@@ -73,7 +74,8 @@ class Study:
         temperature = self.rollout.sampling.temperature
         own = log_prob_gradients(ON_POLICY, fresh, self._log_probs(net, fresh))
         of_fresh = group_gradients(net, fresh, [own], temperature, self.device)[0]
-        alignment = Alignment(len(probe), tuple(resamples(len(probe), self.draws, self.seed + i) for i in range(3)))
+        one, two, three = (resamples(self.groups, self.draws, stable_hash("staleness", self.seed, i)) for i in range(3))
+        alignment = Alignment(self.groups, (one, two, three))
         rows = key.rows({"ceiling": alignment.ceiling(products(of_fresh, of_fresh))})
         by_token = {name: log_prob_gradients(loss, probe, current) for name, loss in MENU.items()}
         for name, found in menu_products(net, probe, by_token, of_fresh, temperature, self.device):

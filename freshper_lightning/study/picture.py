@@ -40,7 +40,7 @@ def _gradients(axes: Axes, rows: Sequence[Row], of_task: list[Run]) -> None:
             label = loss if style == "-" else None
             _line(axes, curve(rows, run, "cosine", loss), label, colors(index), style)
     axes.set(title=f"{of_task[0][0]}\ncosine of the stale gradient to the fresh one", ylabel="cosine")
-    axes.legend(fontsize=7, loc="lower left")
+    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def _sizes(axes: Axes, rows: Sequence[Row], of_task: list[Run]) -> None:
@@ -64,7 +64,7 @@ def _variances(axes: Axes, rows: Sequence[Row], of_task: list[Run]) -> None:
                 for power, shade in ((1, "0.7"), (2, "0.85")):
                     guide = [found[first].value * (age / first) ** power for age in found]
                     axes.plot(list(found), guide, color=shade, linewidth=1, zorder=0)
-    axes.set(title="variance of the log-ratio; grey: in proportion to age, and to its square", xlabel="updates")
+    axes.set(title="variance of the log-ratio\ngrey: growth in proportion to age, and to its square")
     axes.set(xscale="log", yscale="log")
     axes.legend(fontsize=7)
 

@@ -1,13 +1,14 @@
 """The buffer against a model of it that is too simple to be wrong: one list, 50 digits, no state kept in the clock."""
 
 import io
+import math
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -52,7 +53,7 @@ evictions = st.sampled_from(["fifo", "lowest", HardAge(MAX_AGE)])
 class Entry:
     def __init__(self, base, now, trajectory):
         self.base, self.log_fresh, self.since, self.added = base, 0.0, now, now
-        self.trajectory, self.pinned = trajectory, False
+        self.trajectory, self.pinned, self.draws = trajectory, False, 0
 
 
 MANY = 4
@@ -206,6 +207,7 @@ class BufferAgainstModel(RuleBasedStateMachine):
         counts = {key: draw.ids.tolist().count(key) for key in model}
         assert all(abs(counts[key] - n * float(share)) < 2 for key, share in model.items())
         for key, trajectory in zip(draw.ids.tolist(), draw.trajectories, strict=True):
+            self.entries[key].draws += 1
             assert_same(trajectory, self.entries[key].trajectory)
 
     @invariant()
@@ -221,8 +223,12 @@ class BufferAgainstModel(RuleBasedStateMachine):
     def each_id_is_found_by_itself_here_and_in_a_copy(self):
         for buffer in (self.buffer, deepcopy(self.buffer)):
             for key, entry in self.entries.items():
+                assert buffer.times_drawn([key]).tolist() == [entry.draws]
+                assert buffer.freshness([key]) == pytest.approx(math.exp(entry.log_fresh), rel=1e-15)
                 assert buffer.get([key])[0].rewards.tolist() == entry.trajectory.rewards.tolist()
 
 
-BufferAgainstModel.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+BufferAgainstModel.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 test_the_buffer_agrees_with_the_model = BufferAgainstModel.TestCase

@@ -102,7 +102,7 @@ def test_a_state_that_does_not_fit_is_refused_and_nothing_changes(parameters, me
 
 
 def test_another_format_version_is_refused():
-    with pytest.raises(ValueError, match="format_version of the saved replay buffer must be 4, not 1"):
+    with pytest.raises(ValueError, match="format_version of the saved replay buffer must be 5, not 1"):
         make_buffer().load_state_dict(make_buffer().state_dict() | {"format_version": 1})
 
 
@@ -177,7 +177,7 @@ def at(index, value):
 
 
 PARTS = ("next_id", "evicted", "draws", "rates", "columns", "end", "checksum", "trajectories")
-COLUMNS = ("ids", "groups", "log_base", "log_fresh", "since", "added", "pinned", "rows")
+COLUMNS = ("ids", "groups", "log_base", "log_fresh", "since", "added", "draws", "pinned", "rows")
 PACKED = ("blocks", "sizes", "images", "image_sizes", "image_names")
 DAMAGES = {
     **{f"no {name}": dropped(None, name) for name in PARTS},
@@ -195,6 +195,7 @@ DAMAGES = {
     "a base that is no number": changed("columns", "log_base", at(0, float("nan"))),
     "an infinite base": changed("columns", "log_base", at(0, float("inf"))),
     "fresher than fresh": changed("columns", "log_fresh", at(0, 0.1)),
+    "drawn less than never": changed("columns", "draws", at(0, -1)),
     "younger than it is": changed("columns", "since", at(0, -1.0)),
     "since never": changed("columns", "since", at(0, float("nan"))),
     "not in order": changed("columns", "added", at(0, 1e6)),
@@ -228,9 +229,9 @@ def test_a_damaged_state_is_refused_and_nothing_changes(damage):
 
 @pytest.mark.parametrize("use", [lambda state: make_buffer().load_state_dict(state), lambda state: reshard([state], 1)])
 def test_what_is_no_state_of_a_buffer_is_refused(use):
-    with pytest.raises(ValueError, match=r"format_version of the saved replay buffer must be 4, not None"):
+    with pytest.raises(ValueError, match=r"format_version of the saved replay buffer must be 5, not None"):
         use({})
-    with pytest.raises(ValueError, match=r"format_version of the saved replay buffer must be 4, not 3"):
+    with pytest.raises(ValueError, match=r"format_version of the saved replay buffer must be 5, not 3"):
         use(make_buffer().state_dict() | {"format_version": 3})
     with pytest.raises(ValueError, match="the state of a replay buffer must be a dict, not list"):
         use([])

@@ -155,5 +155,5 @@ def test_state_and_shards_keep_every_bit_of_a_real_clock():
 
 def test_a_state_of_before_there_were_these_clocks_is_refused():
     old = make_buffer().state_dict() | {"format_version": 2}
-    with pytest.raises(ValueError, match="format_version of the saved replay buffer must be 3, not 2"):
+    with pytest.raises(ValueError, match="format_version of the saved replay buffer must be 5, not 2"):
         make_buffer().load_state_dict(old)

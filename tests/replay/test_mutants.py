@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis.errors import Flaky
 from hypothesis.stateful import run_state_machine_as_test
 
@@ -142,7 +142,13 @@ def test_each_mutant_fails_the_check(mutate, decays, monkeypatch):
 
 
 QUICK = settings(
-    max_examples=300, stateful_step_count=20, deadline=None, derandomize=True, database=None, phases=[Phase.generate]
+    max_examples=300,
+    stateful_step_count=20,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow],
 )
 
 
@@ -150,5 +156,6 @@ QUICK = settings(
 def test_each_mutant_fails_the_model(mutate, monkeypatch):
     with monkeypatch.context() as patch:
         mutate(patch)
-        with pytest.raises((AssertionError, Flaky)), np.errstate(all="ignore"):
+        # An index off by one may name a row that was never written, which is an error of another kind.
+        with pytest.raises((AssertionError, Flaky, LookupError)), np.errstate(all="ignore"):
             run_state_machine_as_test(BufferAgainstModel, settings=QUICK)

@@ -26,6 +26,11 @@ def study(model_path, tmp_path, monkeypatch):
     return run
 
 
+def at(rows, age):
+    """As text, since a quantity that noise hides is NaN, which equals nothing."""
+    return [repr(row) for row in rows if row.age == age]
+
+
 def test_what_is_measured_is_kept_and_a_stopped_study_goes_on_as_one_that_was_not(study, tmp_path):
     whole = study([0, 3, 6], "whole")
     first = study([0, 3])
@@ -34,9 +39,9 @@ def test_what_is_measured_is_kept_and_a_stopped_study_goes_on_as_one_that_was_no
     table.write(path, marked)
     shutil.rmtree(snapshot(tmp_path / "run" / "snapshots", 0))
     extended = study([0, 3, 6])
-    assert [row for row in extended if row.age == 3] == [row for row in table.read(path) if row.value == -5.0]
+    assert at(extended, 3) == at(marked, 3)
     for age in (0, 6):
-        assert [row for row in extended if row.age == age] == [row for row in whole if row.age == age]
+        assert at(extended, age) == at(whole, age)
     assert (tmp_path / "run.png").stat().st_size > 10_000
 
 
