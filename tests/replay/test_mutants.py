@@ -157,5 +157,8 @@ def test_each_mutant_fails_the_model(mutate, monkeypatch):
     with monkeypatch.context() as patch:
         mutate(patch)
         # A mutant may also name a row that was never written, or hand on a value that is refused.
-        with pytest.raises((AssertionError, Flaky, LookupError, ArithmeticError, ValueError)), np.errstate(all="ignore"):
+        with (
+            pytest.raises((AssertionError, Flaky, LookupError, ArithmeticError, ValueError)),
+            np.errstate(all="ignore"),
+        ):
             run_state_machine_as_test(BufferAgainstModel, settings=QUICK)
