@@ -56,7 +56,7 @@ TINY_arithmetic := --task freshper_lightning.envs.arithmetic
 TINY_search := --task freshper_lightning.envs.encyclopedia --vocabulary 768
 
 define TRAIN
-@rm -rf $(addprefix $(RUN)/,base warm_start policy freshper)
+@rm -rf $(addprefix $(RUN)/,base warm_start policy $(METHOD))
 @echo "1/3 a tiny policy, untrained"
 @$(FRESHPER) tiny --path $(RUN)/base --spec.seed $(SEED) $(TINY_$(TASK))
 @echo "2/3 warm start: supervised training on demonstrations of imperfect play"
@@ -67,7 +67,7 @@ define TRAIN
 @echo "3/3 reinforcement learning: $(METHOD)"
 @$(FRESHPER) fit -c configs/base.yaml -c configs/tasks/$(TASK).yaml -c configs/methods/$(METHOD).yaml -c $(1) \
   --seed_everything $(SEED) --model.path $(RUN)/policy --rollout.engine.name $(ENGINE) \
-  --trainer.logger.init_args.save_dir $(RUN) --trainer.logger.init_args.name freshper --trainer.logger.init_args.version ""
+  --trainer.logger.init_args.save_dir $(RUN) --trainer.logger.init_args.name $(METHOD) --trainer.logger.init_args.version ""
 endef
 
 quickstart: $(ENGINE_READY)  ## Train a tiny policy with FreshPER and show that it learned (minutes).

@@ -37,6 +37,13 @@ def refused(capsys, *arguments):
     return said
 
 
+def test_an_import_path_that_leads_nowhere_is_refused_in_words(capsys):
+    said = refused(capsys, "--data.priority=mein.Surprise")
+    assert "data.priority=" in said
+    assert "mein.Surprise" in said
+    assert "import" in said
+
+
 def written(folder, content) -> Path:
     path = folder / "more.yaml"
     path.write_text(yaml.safe_dump(content))
