@@ -1,18 +1,17 @@
 """Two controls for comparisons, named by import path in configs/methods: they do on purpose what the product avoids."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from datamodules.epoch import Preparation
-from datamodules.replay import Measure, ReplayDataModule
+from datamodules.replay import ReplayDataModule
 from freshper_lightning.algorithms.advantages import group_advantages, group_statistics, outcomes
 from freshper_lightning.policy.packing import TrajectoryBatch
 from freshper_lightning.replay import NoDecay
-from freshper_lightning.trajectory import ClockReading, Trajectory
+from freshper_lightning.trajectory import Trajectory
 
 
 class NullReplay(ReplayDataModule):
@@ -44,24 +43,15 @@ class PublishedReplay(ReplayDataModule):
     updates, are settings: see configs/methods/published.yaml. Everything else is as in the product, on one rank.
     """
 
-    def bind(
-        self,
-        trajectories_per_iteration: int,
-        now: Callable[[], ClockReading],
-        group_size: int = 1,
-        preparation: Preparation | None = None,
-        longest: int = 0,
-        measure: Measure | None = None,
-    ) -> None:
-        """As in replay, but for the start value in the place of what would measure a priority."""
-        super().bind(trajectories_per_iteration, now, group_size, preparation, longest, _start_values)
-
     def add_fresh(self, trajectories: list[Trajectory]) -> None:
         """Refresh the priorities of the last iteration, then add the new one at the start value."""
         if not isinstance(self.buffer.decay, NoDecay):
             worth = [self.buffer.priority.base(trajectory) for trajectory in self.fresh()]
             self.buffer.update_priorities(self._fresh, worth)
         super().add_fresh(trajectories)
+
+    def _bases(self, trajectories: list[Trajectory]) -> NDArray[np.float64]:
+        return np.ones(len(trajectories))
 
     def optimizer_batch(self, update: int) -> list[TrajectoryBatch]:
         """As in replay, with the advantages of what is replayed replaced."""
@@ -70,10 +60,6 @@ class PublishedReplay(ReplayDataModule):
             advantages = batch_advantages(self.last_draw.trajectories)
             _replace_advantages(batches, self.last_draw.ids, advantages)
         return batches
-
-
-def _start_values(trajectories: list[Trajectory]) -> NDArray[np.float64]:
-    return np.ones(len(trajectories))
 
 
 def batch_advantages(drawn: Sequence[Trajectory]) -> Tensor:

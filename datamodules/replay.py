@@ -257,8 +257,11 @@ class ReplayDataModule(LoopDataModule):
         """Put this rank's trajectories of a new iteration into the buffer and make them the fresh ones."""
         kept = trajectories if self._withhold is None else self._withhold(trajectories)
         self.buffer.unpin(self._fresh)
-        priorities = None if self._measure is None else self._measure(kept)
-        self._fresh = self.buffer.add(kept, self._now(), priorities, pin=True)
+        self._fresh = self.buffer.add(kept, self._now(), self._bases(kept), pin=True)
+
+    def _bases(self, trajectories: list[Trajectory]) -> Floats | None:
+        """Base priorities of new trajectories, where the buffer is not to compute them."""
+        return None if self._measure is None else self._measure(trajectories)
 
     def fresh(self) -> list[Trajectory]:
         """This rank's trajectories of the present iteration."""

@@ -133,3 +133,7 @@ def test_a_run_without_a_buffer_is_named(capsys, copy):
     path.unlink()
     torch.save(content, path)
     assert "has no replay buffer" in refused(capsys, "--checkpoint", path)
+
+
+def test_a_checkpoint_that_is_not_there_is_named_before_its_configuration(capsys, tmp_path):
+    assert "none.ckpt' is not a file" in refused(capsys, "--checkpoint", tmp_path / "none.ckpt")
