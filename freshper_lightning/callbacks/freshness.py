@@ -16,7 +16,7 @@ from datamodules.replay import ReplayDataModule
 from freshper_lightning.callbacks.metrics import log_scalars
 from freshper_lightning.callbacks.parts import callback_of, policy_module, replay_data, summing
 from freshper_lightning.callbacks.rollout import RolloutCallback
-from freshper_lightning.errors import ConfigurationError
+from freshper_lightning.errors import ConfigurationError, require_setting
 from freshper_lightning.policy.module import PolicyModule, StepObservation
 from freshper_lightning.policy.packing import TrajectoryBatch, collate
 from freshper_lightning.policy.scoring import evaluate
@@ -32,11 +32,6 @@ KEPT_ITERATIONS = 4
 """Least number of iterations that held-out trajectories are kept for: the newest have age 0, and show no drift."""
 LEAST_WINDOW = 32
 """Observations of which enough have an age above 0 for a fit, however they fall into its buckets."""
-
-
-def _require(key: str, value: object, holds: bool, allowed: str) -> None:
-    if not holds:
-        raise ConfigurationError(f"freshness.{key}={value} must be {allowed}")
 
 
 @dataclass(frozen=True)
@@ -61,14 +56,19 @@ class ProbeConfig:
     """Observations that the fits use, the latest ones."""
 
     def __post_init__(self) -> None:
-        _require("probe.held_out", self.held_out, self.held_out >= 0, "at least 0")
+        require_setting("freshness.probe.held_out", self.held_out, self.held_out >= 0, "at least 0")
         for key in ("every_n_iterations", "batch_size", "window"):
-            _require(f"probe.{key}", getattr(self, key), getattr(self, key) >= 1, "at least 1")
+            require_setting(f"freshness.probe.{key}", getattr(self, key), getattr(self, key) >= 1, "at least 1")
         least = max(KEPT_ITERATIONS * self.held_out, self.batch_size)
         why = f"{KEPT_ITERATIONS} x held_out, so that there are ages to tell apart, and batch_size"
-        _require("probe.capacity", self.capacity, self.capacity >= least, f"at least {least} ({why})")
+        require_setting("freshness.probe.capacity", self.capacity, self.capacity >= least, f"at least {least} ({why})")
         enough = not self.held_out or self.window >= LEAST_WINDOW
-        _require("probe.window", self.window, enough, f"at least {LEAST_WINDOW}, below which nothing is ever fitted")
+        require_setting(
+            "freshness.probe.window",
+            self.window,
+            enough,
+            f"at least {LEAST_WINDOW}, below which nothing is ever fitted",
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,8 +134,8 @@ class FreshnessCallback(Callback):
         Raises:
             ConfigurationError: A setting is out of range.
         """
-        _require("eta", eta, 0 < eta < float("inf"), "finite and above 0")
-        _require("seed", seed, seed >= 0, "at least 0")
+        require_setting("freshness.eta", eta, 0 < eta < float("inf"), "finite and above 0")
+        require_setting("freshness.seed", seed, seed >= 0, "at least 0")
         try:
             self.estimator = AdaptiveTau(level, growth, bounds, probe.window)
         except ValueError as error:
@@ -163,23 +163,33 @@ class FreshnessCallback(Callback):
 
     def _check(self, trainer: Trainer, data: ReplayDataModule, most: int) -> None:
         held_out, decay = self.probe.held_out, data.buffer.decay
-        _require("probe.held_out", held_out, held_out <= most, f"at most half of an iteration, {most}")
+        require_setting("freshness.probe.held_out", held_out, held_out <= most, f"at most half of an iteration, {most}")
         world_size = trainer.world_size
-        _require("probe.held_out", held_out, held_out % world_size == 0, f"a multiple of the ranks, {world_size}")
+        require_setting(
+            "freshness.probe.held_out", held_out, held_out % world_size == 0, f"a multiple of the ranks, {world_size}"
+        )
         whole = isinstance(data.buffer.scheme, WholeGroups)
-        _require("probe.held_out", held_out, not (held_out and whole), "0 where whole groups are drawn")
+        require_setting(
+            "freshness.probe.held_out", held_out, not (held_out and whole), "0 where whole groups are drawn"
+        )
         if not self.adapt:
             return
-        _require("adapt", True, held_out > 0, "false where freshness.probe.held_out=0: there is nothing to fit")
-        _require("adapt", True, data.buffer.alpha > 0, "false where data.alpha=0: draws do not depend on age")
+        require_setting(
+            "freshness.adapt", True, held_out > 0, "false where freshness.probe.held_out=0: there is nothing to fit"
+        )
+        require_setting(
+            "freshness.adapt", True, data.buffer.alpha > 0, "false where data.alpha=0: draws do not depend on age"
+        )
         if not isinstance(decay, ExponentialDecay):
             name = type(decay).__name__
             raise ConfigurationError(f"freshness.adapt=True needs data.decay=ExponentialDecay with a tau, not {name}")
         clock, (low, high) = data.buffer.clock, self.estimator.bounds
         fit_in = clock not in LIKE_50_UPDATES or (low, high) != BOUNDS
         wanted = f"set around data.decay.tau where data.clock={clock}: the default is meant for updates"
-        _require("bounds", self.estimator.bounds, fit_in, wanted)
-        _require("bounds", self.estimator.bounds, low <= decay.tau <= high, f"around data.decay.tau={decay.tau}")
+        require_setting("freshness.bounds", self.estimator.bounds, fit_in, wanted)
+        require_setting(
+            "freshness.bounds", self.estimator.bounds, low <= decay.tau <= high, f"around data.decay.tau={decay.tau}"
+        )
 
     def _withhold(self, trajectories: list[Trajectory], share: int, rollout: RolloutCallback) -> list[Trajectory]:
         assert self.held_out is not None

@@ -9,15 +9,10 @@ from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from freshper_lightning.errors import ConfigurationError
+from freshper_lightning.errors import ConfigurationError, require_setting
 
 METRICS = ("success", "return")
 MODES = ("sampled", "greedy")
-
-
-def _require(key: str, value: object, holds: bool, allowed: str) -> None:
-    if not holds:
-        raise ConfigurationError(f"{key}={value} must be {allowed}")
 
 
 @dataclass
@@ -54,9 +49,9 @@ class Limits:
     """Threads of a run."""
 
     def __post_init__(self) -> None:
-        _require("limits.core_minutes", self.core_minutes, self.core_minutes > 0, "above 0")
-        _require("limits.memory_gib", self.memory_gib, self.memory_gib > 0, "above 0")
-        _require("limits.threads", self.threads, self.threads >= 1, "at least 1")
+        require_setting("limits.core_minutes", self.core_minutes, self.core_minutes > 0, "above 0")
+        require_setting("limits.memory_gib", self.memory_gib, self.memory_gib > 0, "above 0")
+        require_setting("limits.threads", self.threads, self.threads >= 1, "at least 1")
 
 
 @dataclass
@@ -69,9 +64,11 @@ class Tuning:
     """Multiples of the arm's learning rate."""
 
     def __post_init__(self) -> None:
-        _require("tuning.seeds", self.seeds, len(set(self.seeds)) == len(self.seeds) > 0, "different, at least one")
+        require_setting(
+            "tuning.seeds", self.seeds, len(set(self.seeds)) == len(self.seeds) > 0, "different, at least one"
+        )
         positive = bool(self.factors) and min(self.factors) > 0
-        _require("tuning.factors", self.factors, positive and 1.0 in self.factors, "above 0, with 1 among them")
+        require_setting("tuning.factors", self.factors, positive and 1.0 in self.factors, "above 0, with 1 among them")
 
 
 @dataclass
@@ -110,14 +107,18 @@ class Comparison:
     tuning: Tuning = field(default_factory=Tuning)
 
     def __post_init__(self) -> None:
-        _require("arms", list(self.arms), len(self.arms) > 0, "at least one arm")
+        require_setting("arms", list(self.arms), len(self.arms) > 0, "at least one arm")
         for name in self.arms:
-            _require("arms", name, re.fullmatch(r"\w[\w.+-]*", name) is not None, "a name of letters, digits and _.+-")
-        _require("baseline", self.baseline, self.baseline in self.arms, f"one of the arms: {', '.join(self.arms)}")
-        _require("metric", self.metric, self.metric in METRICS, " or ".join(METRICS))
-        _require("mode", self.mode, self.mode in MODES, " or ".join(MODES))
-        _require("final_window", self.final_window, self.final_window >= 1, "at least 1")
-        _require("threshold", self.threshold, self.threshold > 0, "above 0")
+            require_setting(
+                "arms", name, re.fullmatch(r"\w[\w.+-]*", name) is not None, "a name of letters, digits and _.+-"
+            )
+        require_setting(
+            "baseline", self.baseline, self.baseline in self.arms, f"one of the arms: {', '.join(self.arms)}"
+        )
+        require_setting("metric", self.metric, self.metric in METRICS, " or ".join(METRICS))
+        require_setting("mode", self.mode, self.mode in MODES, " or ".join(MODES))
+        require_setting("final_window", self.final_window, self.final_window >= 1, "at least 1")
+        require_setting("threshold", self.threshold, self.threshold > 0, "above 0")
         if (self.warm_start is None) == (self.model is None):
             raise ConfigurationError("exactly one of warm_start and model must be given: where all arms start from")
 
@@ -128,7 +129,7 @@ class Comparison:
             ConfigurationError: One of them is unknown.
         """
         for name in names or ():
-            _require("--arms", name, name in self.arms, f"one of {', '.join(self.arms)}")
+            require_setting("--arms", name, name in self.arms, f"one of {', '.join(self.arms)}")
         wanted = set(self.arms if names is None else [*names, self.baseline])
         return sorted((name for name in self.arms if name in wanted), key=lambda name: name != self.baseline)
 
