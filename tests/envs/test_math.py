@@ -330,5 +330,5 @@ def test_an_argument_out_of_range_is_refused_by_name(path, arguments, message):
 
 def test_expressions_without_math_verify_are_refused_with_what_to_install(path, monkeypatch):
     monkeypatch.setattr("freshper_lightning.envs.checker.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"needs the package math_verify: pip install 'freshper-lightning\[math\]'"):
+    with pytest.raises(ValueError, match=r"needs the package math_verify: pip install -e '\.\[math\]'"):
         MathQuestion(path=path, answers="expression")

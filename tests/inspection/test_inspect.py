@@ -85,7 +85,7 @@ def test_a_picture_is_written(capsys, checkpoint, tmp_path):
         (["--png", "a.png"], ["png='a.png'", "ids must name one"]),
         (["--png", "nowhere/a.png", "--ids", "3"], ["png='nowhere/a.png'", "folder that exists"]),
         (["--config", "nowhere.yaml"], ["config='nowhere.yaml' is not a file"]),
-        (["--checkpoint", "nowhere.ckpt"], ["config", "none in"]),
+        (["--checkpoint", "nowhere.ckpt"], ["checkpoint='nowhere.ckpt' is not a file"]),
     ],
 )
 def test_a_mistake_is_named(capsys, checkpoint, arguments, parts):
@@ -116,7 +116,7 @@ def test_a_model_that_is_gone_is_named(capsys, copy):
     assert "model.path='nowhere'" in said
 
 
-@pytest.mark.parametrize(("damaged", "missing"), [("*.ckpt", "there is no checkpoint"), ("*.buffer", "is not there")])
+@pytest.mark.parametrize(("damaged", "missing"), [("*.ckpt", "is not a file"), ("*.buffer", "is not there")])
 def test_a_damaged_or_missing_file_is_named(capsys, copy, damaged, missing):
     (path,) = [path for path in (copy / "checkpoints").glob(damaged) if not path.is_symlink()]
     path.write_bytes(path.read_bytes()[:-2000])
