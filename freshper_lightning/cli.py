@@ -166,6 +166,9 @@ def _run_lightning(arguments: list[str] | None) -> None:
 def lightning_cli(arguments: list[str] | None, run: bool = True) -> FreshperCLI:
     """Run a subcommand or, where ``run`` is false, only make the parts of a run from the same options without one."""
     parser = {"parser_mode": "omegaconf", "default_env": True, "allow_abbrev": False}
+    words = sys.argv[1:] if arguments is None else arguments
+    # Only for help, which alone shows what stands below a field: reading it out of the sources takes a second.
+    jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=any("help" in word for word in words))
     return FreshperCLI(
         PolicyModule,
         LightningDataModule,

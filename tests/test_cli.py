@@ -214,6 +214,14 @@ def test_the_package_runs_as_a_module():
     assert "--rollout.groups" in done.stdout
 
 
+def test_the_help_of_a_class_says_what_each_of_its_keys_means(capsys):
+    with pytest.raises(SystemExit):
+        main(["fit", "--model.algorithm.help", "GRPO"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "--model.algorithm.advantage_clip ADVANTAGE_CLIP Largest absolute advantage, applied last." in said
+    assert "Weight of the entropy bonus." in said
+
+
 def test_a_refused_command_says_so_in_its_exit_code(model_path, tmp_path):
     done = in_another_process(model_path, tmp_path, "--rollout.groups=none")
     assert done.returncode == 2

