@@ -90,7 +90,7 @@ $(VENV)/.search: $(VENV)/.light
 
 task: RUN = runs/$(TASK)
 task: $(ENGINE_READY) $(if $(filter search,$(TASK)),runs/encyclopedia)  ## Another task: TASK=sokoban_simple, METHOD=on_policy; ARGS go to training.
-	$(call TRAIN,configs/quickstart.yaml $(ARGS))
+	$(call TRAIN,$(firstword $(wildcard configs/tasks/$(TASK)_tiny.yaml) configs/quickstart.yaml) $(ARGS))
 
 # What is finished is kept, what was killed goes on; ARGS='--tune' before it, ARGS='--arms freshper_50' for a part.
 compare: $(VENV)/.light  ## Replay beside its controls, several seeds, with a report: TASK=sokoban_simple SEEDS=3 (hours).

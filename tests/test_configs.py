@@ -46,6 +46,7 @@ STACKS = {
     "smollm2": ("base", "methods/freshper", "gsm8k_smollm2"),
     **{method: ("base", "tasks/frozenlake", f"methods/{method}") for method in METHODS},
     **{task: ("base", f"tasks/{task}", "methods/freshper") for task in (*ENVIRONMENTS, *PLAIN)},
+    "arithmetic_tiny": ("base", "tasks/arithmetic", "methods/freshper", "tasks/arithmetic_tiny"),
     **{
         f"{task}_warm_start": ("base", f"tasks/{task}", "methods/warm_start", f"tasks/{task}_warm_start")
         for task in ENVIRONMENTS
@@ -166,7 +167,7 @@ def test_every_stack_runs_an_iteration_with_a_tiny_model_in_its_place(
     monkeypatch.setenv("ENCYCLOPEDIA", str(questions / "encyclopedia"))
     monkeypatch.setenv("GSM8K_TRAIN", str(questions / "train.jsonl"))
     monkeypatch.setenv("GSM8K_TEST", str(questions / "test.jsonl"))
-    task = stack.removeprefix("paper_").removesuffix("_warm_start")
+    task = stack.removeprefix("paper_").removesuffix("_warm_start").removesuffix("_tiny")
     model = models(ENVIRONMENTS.get(task, "frozen_lake"))
     main(["fit", *stacked(stack), *smaller(stack, tmp_path), *local(stack, questions), f"--model.path={model}"])
     scalars = read_scalars(tmp_path / "run")
