@@ -207,8 +207,7 @@ class ReplayBuffer(Parametrised, StoredTrajectories):
         """
         require_whole_number("n", n, 1)
         require(0 <= beta <= 1, "beta", beta, "in [0, 1]")
-        moment, columns = self._clock_value(now), self._content.columns
-        masses = self._masses_at(moment)
+        masses, columns = self._masses_at(now), self._content.columns
         picked, shortage = self._pick(masses, n)
         if shortage is not None and gather is None:
             raise shortage
@@ -220,11 +219,12 @@ class ReplayBuffer(Parametrised, StoredTrajectories):
         self._draws += 1
         rows = picked.rows if picked is not None else np.empty(0, np.int64)
         np.add.at(columns.draws, rows, 1)
+        ages = self._clock_value(now) - columns.since[rows]
         draw = Draw(
             columns.ids[rows],
             weighed.probabilities,
             weighed.weights,
-            moment - columns.since[rows],
+            ages,
             weighed.multiplicities,
             self.get,
             self._lock,
@@ -241,7 +241,7 @@ class ReplayBuffer(Parametrised, StoredTrajectories):
     @exclusive
     def probabilities(self, now: ClockReading) -> Floats:
         """float64 [N]: ``p**alpha``, normalised, in the order of :meth:`ids`; all 0 where there is nothing to draw."""
-        masses = self._masses_at(self._clock_value(now))
+        masses = self._masses_at(now)
         found = masses.of(self._content.columns.live_rows())
         return found / masses.total if masses.total > 0 else found
 
@@ -371,12 +371,14 @@ class ReplayBuffer(Parametrised, StoredTrajectories):
         self._content.masses.adjust(self.alpha, self.decay)
         return self._content
 
-    def _masses_at(self, now: float) -> Masses:
+    def _masses_at(self, now: ClockReading) -> Masses:
         self._evaluator.raise_failure()
-        return self._evaluator.masses(self._adjusted().masses, now)
+        value = self._clock_value(now)
+        return self._evaluator.masses(self._adjusted().masses, value)
 
     def _live_masses(self, now: float) -> Floats:
-        return self._masses_at(now).of(self._content.columns.live_rows())
+        content = self._adjusted()
+        return self._evaluator.masses(content.masses, now).of(content.columns.live_rows())
 
     def _require_fit(self, count: int, size: int) -> None:
         require(count <= self.capacity, "number of trajectories", count, f"at most the capacity, {self.capacity}")
