@@ -8,6 +8,7 @@ METHOD ?= freshper
 SEED ?= 0
 RUN ?= runs/quickstart
 ARGS ?=
+SEEDS ?= 5
 WORKERS ?= 2
 
 VENV := .venv
@@ -18,7 +19,7 @@ FRESHPER := $(VENV)/bin/freshper
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: quickstart learn task smollm2 bench-trainer bench-replay bench-rollout test test-slow lint clean help
+.PHONY: quickstart learn task compare smollm2 bench-trainer bench-replay bench-rollout test coverage test-slow lint clean help
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -47,6 +48,8 @@ $(VENV)/.smollm2: $(VENV)/.light
 
 ENGINE_READY := $(if $(filter vllm,$(ENGINE)),$(VENV)/.vllm,$(VENV)/.light)
 
+TASKS := $(patsubst configs/tasks/%_warm_start.yaml,%,$(wildcard configs/tasks/*_warm_start.yaml))
+
 # What the tiny model of a task needs beside the defaults.
 TINY_sokoban_simple := --task freshper_lightning.envs.sokoban
 TINY_sokoban_hard := --task freshper_lightning.envs.sokoban --spec.max_position 6144
@@ -55,7 +58,9 @@ TINY_arithmetic := --task freshper_lightning.envs.arithmetic
 TINY_search := --task freshper_lightning.envs.encyclopedia --vocabulary 768
 
 define TRAIN
-@rm -rf $(addprefix $(RUN)/,base warm_start policy freshper)
+@for file in tasks/$(TASK) tasks/$(TASK)_warm_start methods/$(METHOD); do test -f configs/$$file.yaml || { \
+  echo "TASK=$(TASK), METHOD=$(METHOD): there is no configs/$$file.yaml; tasks:" $(TASKS) >&2; exit 2; }; done
+@rm -rf $(addprefix $(RUN)/,base warm_start policy $(METHOD))
 @echo "1/3 a tiny policy, untrained"
 @$(FRESHPER) tiny --path $(RUN)/base --spec.seed $(SEED) $(TINY_$(TASK))
 @echo "2/3 warm start: supervised training on demonstrations of imperfect play"
@@ -66,7 +71,7 @@ define TRAIN
 @echo "3/3 reinforcement learning: $(METHOD)"
 @$(FRESHPER) fit -c configs/base.yaml -c configs/tasks/$(TASK).yaml -c configs/methods/$(METHOD).yaml -c $(1) \
   --seed_everything $(SEED) --model.path $(RUN)/policy --rollout.engine.name $(ENGINE) \
-  --trainer.logger.init_args.save_dir $(RUN) --trainer.logger.init_args.name freshper --trainer.logger.init_args.version ""
+  --trainer.logger.init_args.save_dir $(RUN) --trainer.logger.init_args.name $(METHOD) --trainer.logger.init_args.version ""
 endef
 
 quickstart: $(ENGINE_READY)  ## Train a tiny policy with FreshPER and show that it learned (minutes).
@@ -86,6 +91,10 @@ $(VENV)/.search: $(VENV)/.light
 task: RUN = runs/$(TASK)
 task: $(ENGINE_READY) $(if $(filter search,$(TASK)),runs/encyclopedia)  ## Another task: TASK=sokoban_simple, METHOD=on_policy; ARGS go to training.
 	$(call TRAIN,configs/quickstart.yaml $(ARGS))
+
+# What is finished is kept, what was killed goes on; ARGS='--tune' before it, ARGS='--arms freshper_50' for a part.
+compare: $(VENV)/.light  ## Replay beside its controls, several seeds, with a report: TASK=sokoban_simple SEEDS=3 (hours).
+	$(FRESHPER) compare -c configs/compare/$(TASK).yaml --seeds $(SEEDS) $(ARGS)
 
 smollm2: $(VENV)/.smollm2  ## Make runs/smollm2, a real model of 135M parameters, for configs/gsm8k_smollm2.yaml.
 	$(FRESHPER) smollm2 --path runs/smollm2
@@ -117,7 +126,7 @@ bench-replay: export OMP_NUM_THREADS = 1
 bench-replay: $(VENV_BENCH)/.ready  ## Speed and memory of the buffer beside others; ARGS='--sizes 1000 10000' for a part.
 	$(VENV_BENCH)/bin/python -m benchmarks.replay $(ARGS)
 
-bench-rollout: $(VENV)/.vllm $(VENV)/.smollm2  ## How much of vLLM's own speed multi-turn play reaches (ten minutes).
+bench-rollout: $(VENV)/.vllm $(VENV)/.smollm2  ## How much of vLLM's own speed multi-turn play reaches.
 	@test -d runs/bench-rollout/tiny || $(FRESHPER) tiny --path runs/bench-rollout/tiny
 	@test -d runs/smollm2 || $(FRESHPER) smollm2 --path runs/smollm2
 	$(VENV)/bin/python -m benchmarks.rollout --model runs/bench-rollout/tiny
@@ -131,6 +140,10 @@ lint: $(VENV)/.dev  ## Style and types.
 # Tests start processes of their own, and threads of OpenMP that wait busily would contend.
 test: export OMP_NUM_THREADS = 1
 test: $(VENV)/.vllm $(VENV)/.dev lint  ## Everything that CI runs.
+	$(VENV)/bin/pytest -n $(WORKERS) --dist loadfile -m "not slow"
+
+coverage: export OMP_NUM_THREADS = 1
+coverage: $(VENV)/.vllm $(VENV)/.dev  ## The same tests, and which lines they run; takes about twice as long.
 	$(VENV)/bin/pytest -n $(WORKERS) --dist loadfile -m "not slow" --cov=freshper_lightning --cov=datamodules --cov-report=term
 
 test-slow: $(VENV)/.vllm $(VENV)/.smollm2 $(VENV)/.dev  ## Tests that take minutes each.

@@ -3,7 +3,7 @@
 import math
 from typing import Literal
 
-from freshper_lightning.errors import ConfigurationError
+from freshper_lightning.errors import ConfigurationError, require_setting
 from freshper_lightning.replay import Decay, ExponentialDecay, HardAge, NoDecay, WindowDecay
 from freshper_lightning.replay.clock import ClockName
 from freshper_lightning.replay.content import ROW_BYTES
@@ -26,8 +26,7 @@ def require(key: str, value: float, holds: bool, allowed: str) -> None:
     Raises:
         ConfigurationError: One of them is not so; the message has key, value and what is allowed.
     """
-    if not holds or not math.isfinite(value):
-        raise ConfigurationError(f"data.{key}={value} must be {allowed}")
+    require_setting(f"data.{key}", value, holds and math.isfinite(value), allowed)
 
 
 def decay_of(decay: Decay | Literal["none"] | None) -> Decay:

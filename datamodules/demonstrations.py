@@ -108,6 +108,10 @@ class DemonstrationsDataModule(LoopDataModule):
         """Optimizer batches in one pass."""
         return self.episodes // self.batch_size
 
+    def sizes(self) -> dict[str, int]:
+        """Demonstrations of a pass and of a batch."""
+        return {"data.episodes": self.episodes, "data.batch_size": self.batch_size}
+
     def optimizer_batch(self, update: int) -> list[TrajectoryBatch]:
         """This rank's part of the ``update``-th batch of the pass, as micro-batches."""
         assert self.trainer is not None

@@ -3,7 +3,7 @@
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 from lightning import LightningDataModule
 from lightning.pytorch.trainer.states import TrainerFn
@@ -22,6 +22,9 @@ class BatchSource(Protocol):
     @property
     def micro_batches(self) -> int:
         """Micro-batches per optimizer batch."""
+
+    def sizes(self) -> dict[str, int]:
+        """What the place of a batch in an iteration depends on, by the keys of the configuration."""
 
     def optimizer_batch(self, update: int) -> list[TrajectoryBatch]:
         """The micro-batches of the iteration's ``update``-th optimizer batch, on this rank."""
@@ -52,15 +55,16 @@ class IterationLoader:
                 batch.ends_iteration = self._position == len(self)
                 yield batch
 
-    def state_dict(self) -> dict[str, int]:
-        """Where in the iteration the loader is, in micro-batches."""
-        return {"position": self._position, "micro_batches": self._source.micro_batches, "length": len(self)}
+    def state_dict(self) -> dict[str, Any]:
+        """Where in the iteration the loader is, in micro-batches, and the sizes that the iteration has."""
+        state = {"position": self._position, "micro_batches": self._source.micro_batches, "length": len(self)}
+        return state | {"sizes": self._source.sizes()}
 
     def rewind(self, position: int) -> None:
         """Count the micro-batches from ``position`` on as not yet handed out, in what is saved from here on."""
         self._position = position
 
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on at a saved position.
 
         Raises:
@@ -76,13 +80,17 @@ class IterationLoader:
         if position % saved:
             raise ValueError(f"the checkpoint lies inside an optimizer batch (micro-batch {position} of {saved})")
         finished = position == state_dict["length"]
-        if not finished and state_dict["length"] != len(self):
-            raise ConfigurationError(
-                f"an iteration has {len(self)} batches, but the checkpoint was written in the middle of one of"
-                f" {state_dict['length']}; resume with the same data.epochs, data.replay_updates, data.batch_size and"
-                " rollout.groups x rollout.group_size, or from a checkpoint at the end of an iteration"
-            )
+        if not finished:
+            self._require_sizes(state_dict.get("sizes", {}))
         self._start = 0 if finished else position
+
+    def _require_sizes(self, saved: dict[str, int]) -> None:
+        for key, value in self._source.sizes().items():
+            if saved.get(key) != value:
+                raise ConfigurationError(
+                    f"{key}={value}, but the checkpoint was written in the middle of an iteration with"
+                    f" {saved.get(key)}; resume with the same, or from a checkpoint at the end of an iteration"
+                )
 
 
 class LoopDataModule(LightningDataModule, ABC):
@@ -99,6 +107,10 @@ class LoopDataModule(LightningDataModule, ABC):
     @abstractmethod
     def updates_per_iteration(self) -> int:
         """Optimizer batches per iteration."""
+
+    @abstractmethod
+    def sizes(self) -> dict[str, int]:
+        """What the place of a batch in an iteration depends on, by the keys of the configuration."""
 
     @abstractmethod
     def optimizer_batch(self, update: int) -> list[TrajectoryBatch]:

@@ -11,7 +11,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from datamodules.checks import decay_of, require, require_age_of_clock, require_bytes, require_room
-from datamodules.epoch import Prepare, PreparedEpoch
+from datamodules.epoch import Preparation, PreparedEpoch
 from datamodules.loader import LoopDataModule, seed_of_run
 from datamodules.optimizer_batch import Floats, Ids, OptimizerBatch, Part
 from freshper_lightning.errors import ConfigurationError
@@ -35,6 +35,11 @@ from freshper_lightning.replay.schemes import DrawName
 from freshper_lightning.replay.weights import WeightsOver
 from freshper_lightning.rollout.seeds import stable_hash
 from freshper_lightning.trajectory import ClockReading, Trajectory
+
+Withhold = Callable[[list[Trajectory]], list[Trajectory]]
+"""Takes some of an iteration's new trajectories out of training and returns the others."""
+Measure = Callable[[list[Trajectory]], Floats]
+"""Base priorities of trajectories that go into the buffer; a collective."""
 
 
 class ReplayDataModule(LoopDataModule):
@@ -141,17 +146,16 @@ class ReplayDataModule(LoopDataModule):
         """Time spent on drawing and collating since it was last reset."""
         self.seconds_preparing = 0.0
         """Time spent on preparing epochs since it was last reset."""
-        self.withhold: Callable[[list[Trajectory]], list[Trajectory]] | None = None
-        """Takes trajectories of a new iteration out of training, where that is asked for; returns the others."""
-        self.measure: Callable[[list[Trajectory]], Floats] | None = None
-        """Base priorities of trajectories that go into the buffer, where the priority cannot tell them by itself."""
-        self.restores_tau = False
-        """Whether a checkpoint's tau replaces that of the configuration, since training moves it."""
+        self.rewrites_freshness = False
+        """Whether FreshnessCallback writes to the buffer after updates, and asks for the next snapshot when it has."""
         self._fresh: Ids = np.empty(0, dtype=np.int64)
         self._batches_per_epoch: int | None = None
         self._now: Callable[[], ClockReading] = ClockReading
-        self._prepare: Prepare | None = None
-        self._epoch = PreparedEpoch({})
+        self._preparation: Preparation | None = None
+        self._measure: Measure | None = None
+        self._withhold: Withhold | None = None
+        self._restores_tau = False
+        self._epoch = PreparedEpoch({}, {})
 
     def _check(self) -> None:
         require("batch_size", self.batch_size, self.batch_size >= 1, "at least 1")
@@ -168,17 +172,19 @@ class ReplayDataModule(LoopDataModule):
         trajectories_per_iteration: int,
         now: Callable[[], ClockReading],
         group_size: int = 1,
-        prepare: Prepare | None = None,
+        preparation: Preparation | None = None,
         longest: int = 0,
+        measure: Measure | None = None,
     ) -> None:
-        """Tell what the other parts of the run know.
+        """Tell what the other parts of the run know; what :meth:`bind_freshness` has told before is forgotten.
 
         Args:
             trajectories_per_iteration: Over all ranks.
             now: Where to read the clock.
             group_size: Members of a group.
-            prepare: What prepares an epoch, where it has to be prepared.
+            preparation: What prepares an epoch, where it has to be prepared.
             longest: Tokens that a trajectory may have.
+            measure: What gives base priorities, where the priority cannot tell them by itself.
 
         Raises:
             ConfigurationError: The sizes do not divide, or the buffer has no room for an iteration.
@@ -194,7 +200,21 @@ class ReplayDataModule(LoopDataModule):
         if self._world_size > 1:
             assert self.trainer is not None
             self.buffer.seed = stable_hash("replay draws", self.seed, self.trainer.global_rank)
-        self._batches_per_epoch, self._now, self._prepare = size // self.batch_size, now, prepare
+        self._batches_per_epoch, self._now = size // self.batch_size, now
+        self._preparation, self._measure = preparation, measure
+        self.bind_freshness()
+
+    def bind_freshness(
+        self, withhold: Withhold | None = None, restores_tau: bool = False, rewrites_freshness: bool = False
+    ) -> None:
+        """Tell, after :meth:`bind`, what follows drift.
+
+        Args:
+            withhold: What takes trajectories out of training, where that is asked for.
+            restores_tau: Whether a checkpoint's tau replaces that of the configuration, since training moves it.
+            rewrites_freshness: See the attribute.
+        """
+        self._withhold, self._restores_tau, self.rewrites_freshness = withhold, restores_tau, rewrites_freshness
 
     def _bind_groups(self, group_size: int) -> None:
         scheme = self.buffer.scheme
@@ -223,6 +243,11 @@ class ReplayDataModule(LoopDataModule):
         """(epochs + K) x F."""
         return (self.epochs + self.replay_updates) * self.batches_per_epoch
 
+    def sizes(self) -> dict[str, int]:
+        """Passes, K and F."""
+        of_pass = {"rollout.groups x rollout.group_size / data.batch_size": self.batches_per_epoch}
+        return {"data.epochs": self.epochs, "data.replay_updates": self.replay_updates} | of_pass
+
     def current_beta(self) -> float:
         """Exponent of the importance weights at the clock's present reading."""
         progress = min(1.0, self._now().updates / self.beta_updates)
@@ -230,10 +255,13 @@ class ReplayDataModule(LoopDataModule):
 
     def add_fresh(self, trajectories: list[Trajectory]) -> None:
         """Put this rank's trajectories of a new iteration into the buffer and make them the fresh ones."""
-        kept = trajectories if self.withhold is None else self.withhold(trajectories)
+        kept = trajectories if self._withhold is None else self._withhold(trajectories)
         self.buffer.unpin(self._fresh)
-        priorities = None if self.measure is None else self.measure(kept)
-        self._fresh = self.buffer.add(kept, self._now(), priorities, pin=True)
+        self._fresh = self.buffer.add(kept, self._now(), self._bases(kept), pin=True)
+
+    def _bases(self, trajectories: list[Trajectory]) -> Floats | None:
+        """Base priorities of new trajectories, where the buffer is not to compute them."""
+        return None if self._measure is None else self._measure(trajectories)
 
     def fresh(self) -> list[Trajectory]:
         """This rank's trajectories of the present iteration."""
@@ -241,7 +269,8 @@ class ReplayDataModule(LoopDataModule):
 
     def optimizer_batch(self, update: int) -> list[TrajectoryBatch]:
         """The micro-batches of the iteration's ``update``-th optimizer batch, on this rank."""
-        batch = self._batch(update) if self._prepare is None else self._prepared_batch(update)
+        preparation = self._preparation
+        batch = self._batch(update) if preparation is None else self._prepared_batch(update, preparation)
         self.last_draw, self.effective_draw = batch.draw, batch.effective_draw
         return batch.micro_batches
 
@@ -253,23 +282,22 @@ class ReplayDataModule(LoopDataModule):
         self.seconds_sampling += time.perf_counter() - start
         return batch
 
-    def _prepared_batch(self, update: int) -> OptimizerBatch:
+    def _prepared_batch(self, update: int, preparation: Preparation) -> OptimizerBatch:
         """One of those that were drawn for the whole epoch; the ages are those of now, as the current policy's are."""
         first, index = update - update % self.batches_per_epoch, update % self.batches_per_epoch
         if index == 0:
-            self._epoch = self._prepared_epoch(range(first, first + self.batches_per_epoch))
-        batch = self._epoch.take(index)
+            self._epoch = self._prepared_epoch(range(first, first + self.batches_per_epoch), preparation)
+        batch = self._epoch.take(index, preparation.settings)
         for micro_batch in batch.micro_batches:
             micro_batch.ages = torch.from_numpy(self._ages(micro_batch.ids.numpy()))
         return batch
 
-    def _prepared_epoch(self, updates: range) -> PreparedEpoch:
-        assert self._prepare is not None
+    def _prepared_epoch(self, updates: range, preparation: Preparation) -> PreparedEpoch:
         batches = [self._batch(update) for update in updates]
         start = time.perf_counter()
-        self._prepare([micro_batch for batch in batches for micro_batch in batch.micro_batches])
+        preparation.fill([micro_batch for batch in batches for micro_batch in batch.micro_batches])
         self.seconds_preparing += time.perf_counter() - start
-        return PreparedEpoch(dict(enumerate(batches)))
+        return PreparedEpoch(dict(enumerate(batches)), preparation.settings)
 
     def _fresh_part(self, update: int) -> Part:
         epoch, index = divmod(update, self.batches_per_epoch)
@@ -338,7 +366,7 @@ class ReplayDataModule(LoopDataModule):
         if self.trainer is not None and self.trainer.state.fn != TrainerFn.FITTING:
             return
         tau = state_dict.get("tau")
-        if self.restores_tau and tau is not None:
+        if self._restores_tau and tau is not None:
             self.buffer.decay = ExponentialDecay(tau)
         try:
             self.buffer.load_state_dict(state_dict["buffer"])
@@ -348,7 +376,8 @@ class ReplayDataModule(LoopDataModule):
         if not np.isin(fresh, self.buffer.ids()).all():
             raise ConfigurationError("the checkpoint is damaged: trajectories of its iteration are not in its buffer")
         self._fresh = fresh
-        self._epoch = PreparedEpoch.restored(state_dict.get("epoch", {}), self.buffer)
+        if self._preparation is not None:
+            self._epoch = PreparedEpoch.restored(state_dict["epoch"], self.buffer)
 
     def teardown(self, stage: str) -> None:
         """Stop the buffer's thread."""

@@ -43,12 +43,15 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "smollm2": commands.smollm2,
     "tiny": commands.tiny,
 }
-"""Subcommands beside those of LightningCLI."""
+"""Subcommands beside those of LightningCLI, but for `compare`, whose options are a parser's of its own."""
+
+COMPARE = "compare"
+NAMES = ", ".join(sorted([COMPARE, *COMMANDS]))
 
 MAIN_PARSER = {
     "prog": "freshper",
     "env_prefix": "FRESHPER",
-    "description": f"Train and evaluate; further commands with a --help of their own: {', '.join(COMMANDS)}.",
+    "description": f"Train and evaluate; further commands with a --help of their own: {NAMES}.",
 }
 
 HINTS = (
@@ -125,7 +128,9 @@ def main(args: Sequence[str] | None = None) -> None:
     sys.path.insert(0, str(Path.cwd()))  # environments and other classes of the user's own
     quiet()
     try:
-        if arguments and arguments[0] in COMMANDS:
+        if arguments and arguments[0] == COMPARE:
+            commands.compare(arguments[1:])
+        elif arguments and arguments[0] in COMMANDS:
             _run_command(*arguments)
         else:
             _run_lightning(None if args is None else arguments)

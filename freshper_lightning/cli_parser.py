@@ -68,6 +68,8 @@ def explain(message: str, types: dict[str, str]) -> str:
     if expected := _EXPECTED.findall(message):
         allowed = [_plain(kind) for kind, _ in expected if kind != "<class 'NoneType'>"]
         value = next((got for _, got in expected if got), value)
+        if not any(allowed):
+            return f"{key}={value} is not the import path of a class that can be imported"
         return f"{key}={value} must be {' or '.join(dict.fromkeys(allowed))}"
     return _KEY.sub(r"\1", refusal(message))
 

@@ -2,6 +2,7 @@
 
 import importlib
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -10,9 +11,9 @@ from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.inspection import Sort, entries, episode, overview
 from freshper_lightning.inspection.pictures import draw
 from freshper_lightning.inspection.saved import SavedRun
+from freshper_lightning.policy.export import export_policy
 from freshper_lightning.policy.gguf import SMOLLM2_MODULE, SavedPrecision, bundled_gguf, convert_gguf
 from freshper_lightning.policy.lora import LoraSettings
-from freshper_lightning.policy.module import export_policy
 from freshper_lightning.policy.net import PolicyNet
 from freshper_lightning.policy.tiny import TinySpec, build_tiny, train_tokenizer
 from freshper_lightning.retrieval import build_index
@@ -52,7 +53,7 @@ def _task(name: str) -> ModuleType:
 
 
 def export(checkpoint: str, model: str, path: str) -> None:
-    """Write the policy of a Lightning checkpoint as an ordinary Hugging Face checkpoint, adapters merged.
+    """Write the policy of a Lightning checkpoint, without its critic, as an ordinary Hugging Face one, adapters merged.
 
     Args:
         checkpoint: The ``.ckpt`` file.
@@ -65,7 +66,10 @@ def export(checkpoint: str, model: str, path: str) -> None:
     if "state_dict" not in content:
         raise ConfigurationError(f"checkpoint={checkpoint!r} is not a checkpoint of Lightning's: it has no state_dict")
     net = PolicyNet.from_pretrained(model)
-    state = {key.removeprefix("net."): value for key, value in content["state_dict"].items() if key.startswith("net.")}
+    saved = (
+        (key.removeprefix("net."), value) for key, value in content["state_dict"].items() if key.startswith("net.")
+    )
+    state = {key: value for key, value in saved if not key.startswith("critic.")}
     if content.get("lora") is not None:
         net.add_adapters(LoraSettings(**content["lora"]))
         state = {**net.state_dict(), **state}
@@ -143,3 +147,10 @@ def encyclopedia(path: str, train: int = 180, heldout: int = 120, seed: int = 0)
     from freshper_lightning.envs.encyclopedia import write_encyclopedia
 
     print(f"encyclopedia of {write_encyclopedia(path, train, heldout, seed)} pages in {path}")
+
+
+def compare(arguments: Sequence[str]) -> None:
+    """Arms x seeds of training, one table and one report; ``arguments`` as on the command line."""
+    from freshper_lightning.compare.command import main
+
+    main(arguments)

@@ -7,3 +7,13 @@ class ConfigurationError(ValueError):
 
 class NonFiniteError(RuntimeError):
     """A loss was NaN or infinite; the parameters are those of the last good update."""
+
+
+def require_setting(key: str, value: object, holds: bool, allowed: str) -> None:
+    """Does nothing if the condition holds.
+
+    Raises:
+        ConfigurationError: It does not; the message has key, value and what is allowed.
+    """
+    if not holds:
+        raise ConfigurationError(f"{key}={value} must be {allowed}")

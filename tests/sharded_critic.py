@@ -26,7 +26,7 @@ class Diary(Callback):
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         row = {"phase": batch.phase, "advantages": batch.advantages, "filler": batch.is_filler}
-        row["sharded"] = all(isinstance(p, DTensor) for p in pl_module.policy.parameters())
+        row["sharded"] = all(isinstance(p, DTensor) for p in pl_module.parameters())  # the reference, too
         row["norm"] = pl_module.gradient_norm.clone() if pl_module.gradient_norm is not None else None
         row["parameters"] = {name: full(p) for name, p in pl_module.policy.named_parameters()}
         row["engine"] = [name for name, _ in pl_module.policy.checkpoint_tensors()]

@@ -1,5 +1,7 @@
 """One iteration with a variant of the policy on the number of ranks that is asked for; each rank leaves what it saw.
 
+A rank that was refused leaves the reason.
+
 Usage: python -m tests.sharded_variants MODEL FOLDER RANKS VARIANT...
 """
 
@@ -11,7 +13,8 @@ from lightning import Callback, seed_everything
 
 from datamodules.optimizer_batch import Part
 from datamodules.replay import ReplayDataModule
-from freshper_lightning.algorithms import GRPO, DecoupledPPO
+from freshper_lightning.algorithms import GRPO, DecoupledGRPO
+from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.lora import LoraSettings, is_adapter, whole
 from freshper_lightning.strategies import FSDP2Strategy
 from tests.loop import fit, policy, rollout_callback
@@ -35,13 +38,14 @@ class HalvesOfGroups(ReplayDataModule):
 LORA = {"algorithm": GRPO(kl_coefficient=0.5), "lora": LoraSettings(r=4), "gradient_checkpointing": True}
 WHOLE = {"batch_size": 8, "replay_updates": 0, "epochs": 2, "seed": 3}
 HALVES = {"batch_size": 4, "replay_updates": 2, "epochs": 2, "minimum_size": 4, "seed": 3}
-DECOUPLED = {"algorithm": DecoupledPPO()}
+DECOUPLED = {"algorithm": DecoupledGRPO()}
 VARIANTS = {
     "lora": (LORA, {}, lambda: ReplayDataModule(**WHOLE)),
     "bf16": ({}, {"precision": "bf16-mixed"}, lambda: ReplayDataModule(**WHOLE)),
     "plain": ({}, {}, lambda: ReplayDataModule(**WHOLE)),
     "decoupled": (DECOUPLED, {"accumulate_grad_batches": 2}, lambda: HalvesOfGroups(**HALVES)),
     "lost": (DECOUPLED, {"accumulate_grad_batches": 2}, lambda: HalvesOfGroups(lost=1, **HALVES)),
+    "crowded": ({"max_micro_batch_tokens": 160}, {}, lambda: HalvesOfGroups(lost=1, **HALVES | {"minimum_size": 9})),
 }
 
 
@@ -69,16 +73,12 @@ def run(name, model, folder, ranks):
     if ranks > 1:
         options = options | {"strategy": FSDP2Strategy(), "devices": ranks}
     seed_everything(0, verbose=False)
-    trainer = fit(
-        folder / name,
-        module,
-        make_data(),
-        rollout=rollout_callback(seed=5),
-        iterations=1,
-        extra=(diary,),
-        enable_checkpointing=False,
-        **options,
-    )
+    options |= {"rollout": rollout_callback(seed=5), "iterations": 1, "extra": (diary,), "enable_checkpointing": False}
+    try:
+        trainer = fit(folder / name, module, make_data(), **options)
+    except ConfigurationError as error:
+        (folder / f"{name}_rank{module.global_rank}_of_{ranks}.txt").write_text(str(error))
+        return
     seen = {"norms": diary.norms, "metrics": diary.metrics, "merged": dict(module.policy.checkpoint_tensors())}
     seen |= {"start": diary.start, "tokens": diary.tokens}
     seen["parameters"] = {name: whole(parameter).clone() for name, parameter in module.policy.named_parameters()}

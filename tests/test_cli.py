@@ -37,6 +37,13 @@ def refused(capsys, *arguments):
     return said
 
 
+def test_an_import_path_that_leads_nowhere_is_refused_in_words(capsys):
+    said = refused(capsys, "--data.priority=mein.Surprise")
+    assert "data.priority=" in said
+    assert "mein.Surprise" in said
+    assert "import" in said
+
+
 def written(folder, content) -> Path:
     path = folder / "more.yaml"
     path.write_text(yaml.safe_dump(content))
@@ -117,7 +124,7 @@ def test_a_wrong_key_is_refused_and_the_right_one_named(capsys, argument, parts)
         ("--data.clock=seconds", ["data.clock=seconds", "one of updates, iterations, lr_path, drift, drift_length"]),
         ("--evaluation.modes=[fast]", ["evaluation.modes=fast", "one of sampled, greedy"]),
         ("--trainer.max_epochs=many", ["trainer.max_epochs=many", "must be int"]),
-        ("--model.algorithm=GRPOO", ["model.algorithm=GRPOO", "allowed: ", "DecoupledPPO", " GRPO,", "SFT"]),
+        ("--model.algorithm=GRPOO", ["model.algorithm=GRPOO", "allowed: ", "DecoupledGRPO", " GRPO,", "SFT"]),
         ("--data.priority=Foo", ["data.priority=Foo", "AbsoluteAdvantage, AbsoluteReward"]),
         ("--data=ReplayModule", ["data=ReplayModule", "DemonstrationsDataModule", " ReplayDataModule"]),
         ("--model.optimizer=Adamm", ["model.optimizer=Adamm", "AdamW"]),

@@ -8,6 +8,8 @@ import yaml
 from freshper_lightning import commands
 from freshper_lightning.callbacks.report import read_scalars
 from freshper_lightning.cli import main
+from freshper_lightning.compare.plan import Plan
+from freshper_lightning.compare.settings import read_comparison
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.tiny import TinySpec
 from tests.command import ROOT
@@ -26,7 +28,11 @@ ENVIRONMENTS = {
 """Modules with demonstrations, by task."""
 
 PLAIN = ("gsm8k", "aime", "gymnasium", "reasoning_gym", "textarena")
-METHODS = ("on_policy", "on_policy_epochs", "per", "ppo", "uniform")
+METHODS = (
+    *("on_policy", "on_policy_epochs", "per", "per_reward", "ppo", "uniform", "recency_window", "inverse_age"),
+    *("drift", "adaptive_tau", "measured", "null_replay", "published"),
+)
+COMPARISONS = ("frozenlake", "sokoban_simple")
 SMALL_QWEN, LARGE_QWEN = "models/qwen2.5-0.5b-instruct", "models/qwen2.5-7b-instruct"
 
 
@@ -58,7 +64,8 @@ def stacked(stack):
 
 def test_every_configuration_file_is_part_of_a_stack():
     files = {str(path.relative_to(CONFIGS).with_suffix("")) for path in CONFIGS.rglob("*.yaml")}
-    assert files == {name for names in STACKS.values() for name in names}
+    comparisons = {f"compare/{name}" for name in COMPARISONS}
+    assert files == {name for names in STACKS.values() for name in names} | comparisons
 
 
 @pytest.mark.parametrize("stack", STACKS)
@@ -69,6 +76,22 @@ def test_every_stack_of_configuration_files_parses(capsys, stack):
     config = yaml.safe_load(capsys.readouterr().out)
     assert config["model"]["path"] == "somewhere"
     assert config["trainer"]["max_epochs"] >= 1
+
+
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_every_arm_and_the_warm_start_of_every_comparison_parse(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(ROOT)
+    comparison = read_comparison(f"configs/compare/{name}.yaml")
+    plan = Plan(comparison, tmp_path, comparison.chosen(None))
+    assert list(plan.recipes) == list(comparison.arms)
+    assert plan.warm_starts([0])[0].content["fit"]["model"]["algorithm"]["class_path"].endswith("SFT")
+    for arm, recipe in plan.recipes.items():
+        assert recipe.learning_rate() > 0
+        scheduler = recipe.config["model"]["scheduler"]
+        if arm == "published":
+            assert scheduler["init_args"]["T_max"] == 2 * recipe.config["trainer"]["max_epochs"]
+        else:
+            assert scheduler is None
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +140,8 @@ def local(stack, folder):
         index = str(folder / "encyclopedia" / "index")
         names = [str(folder / "encyclopedia" / f"{split}.jsonl") for split in ("train", "heldout")]
         kwargs = [{"questions": name, "index": index, "max_turns": 2} for name in names]
+    elif stack == "adaptive_tau":
+        return ["--freshness.probe.held_out=2"]
     else:
         few = ["max_turns=15"] * ("sokoban" in stack or "cliff" in stack)
         return [f"--rollout.environment.kwargs.{setting}" for setting in few]

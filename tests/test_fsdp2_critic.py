@@ -27,7 +27,7 @@ def seen(tmp_path_factory, model_path):
     ]
 
 
-def test_the_critic_is_sharded_and_one_on_both_ranks(seen):
+def test_critic_and_reference_are_sharded_and_the_critic_is_one_on_both_ranks(seen):
     one, other, _ = seen
     for mine, theirs in zip(one["rows"], other["rows"], strict=True):
         assert mine["sharded"]

@@ -29,6 +29,10 @@ def test_every_rank_holds_out_its_share_and_knows_what_all_have_seen(ranks):
     assert torch.equal(one["observed"]["held_out"], other["observed"]["held_out"])
 
 
+def test_a_probe_leaves_no_weights_gathered(ranks):
+    assert [rank["sharded"] for rank in ranks] == [[True] * 3] * 2
+
+
 def test_tau_is_one_number_on_all_ranks(ranks):
     assert ranks[0]["tau"] == ranks[1]["tau"] != 5.0
 

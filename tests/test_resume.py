@@ -20,7 +20,7 @@ WHEN = {
 }
 """Trigger, checkpoint after which the process is killed, and updates then; an iteration has 6, of which 2 are fresh."""
 
-DECOUPLED = "--model.algorithm=DecoupledPPO"
+DECOUPLED = "--model.algorithm=DecoupledGRPO"
 
 
 def killing(after, within=False):
@@ -98,7 +98,7 @@ def test_a_run_that_is_killed_inside_epochs_goes_on_with_their_draws_and_their_p
         killed = in_another_process(model_path, twice, *settings, killing(after), *resume)
         assert killed.returncode == -signal.SIGKILL, killed.stderr
         path = twice / "run" / "checkpoints" / name
-        assert list(torch.load(path, weights_only=True)["ReplayDataModule"]["epoch"]) == [0, 1]
+        assert list(torch.load(path, weights_only=True)["ReplayDataModule"]["epoch"]["batches"]) == [0, 1]
         resume = (f"--ckpt_path={path}",)
     in_this_process(monkeypatch, model_path, twice, SAVE_AT_END, *settings, *resume)
     assert_ended_alike(twice, once)

@@ -102,3 +102,11 @@ def test_a_rank_without_trajectories_goes_along_in_the_preparation_of_every_epoc
     assert len(full["norms"]) == len(empty["norms"]) == 8
     assert all(len(metrics["ratio"]) == 1 for metrics in empty["metrics"])
     assert max(gaps(full)[::2]) < 1e-6 < min(gaps(full)[1::2])
+
+
+def test_a_micro_batch_that_is_too_large_on_one_rank_stops_both(model_path, tmp_path):
+    """The other rank has lost its trajectories, and has a filler of one token."""
+    in_processes(model_path, tmp_path, RANKS, "crowded")
+    messages = {(tmp_path / f"crowded_rank{rank}_of_2.txt").read_text() for rank in range(RANKS)}
+    (message,) = messages
+    assert message.startswith("model.max_micro_batch_tokens=160, but a micro-batch takes ")

@@ -25,8 +25,6 @@ class Contender(ABC):
         batches: What is added, one after the other, again and again.
     """
 
-    saves = True
-    """Whether it can be saved and loaded."""
     decays = True
     """Whether priorities fall with age."""
 
@@ -79,6 +77,14 @@ class Contender(ABC):
         self.draw()
 
     @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes that are held for what is stored."""
+
+
+class Saving(Contender):
+    """A contender that can be saved and loaded."""
+
+    @abstractmethod
     def save(self, path: Path) -> None:
         """Writes everything to a file or a new folder."""
 
@@ -86,12 +92,8 @@ class Contender(ABC):
     def load(self, path: Path) -> None:
         """Reads that into a new, empty buffer, which is then dropped."""
 
-    @abstractmethod
-    def nbytes(self) -> int:
-        """Bytes that are held for what is stored."""
 
-
-class Slots(Contender):
+class Slots(Saving):
     """What buffers of fixed slots have in common: base priority and time of every slot, from which decay is computed.
 
     They have no decay of their own, so that it is an update of all priorities.

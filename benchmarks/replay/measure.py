@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.replay.contender import Contender
+from benchmarks.replay.contender import Contender, Saving
 from benchmarks.replay.payload import BATCH, Batch
 from benchmarks.replay.stopwatch import Effort, Stopwatch
 
@@ -36,7 +36,7 @@ def measure(make: Make, size: int, batches: Sequence[Batch], effort: Effort) -> 
     stored = contender.keys()
     random = np.random.default_rng(0)
     watch.rounds(lambda: _round(contender, watch, random))
-    if contender.saves:
+    if isinstance(contender, Saving):
         few = Stopwatch(replace(effort, warm_up=1, repetitions=min(effort.repetitions, 7)))
         with tempfile.TemporaryDirectory(dir=".") as folder:
             few.rounds(lambda: _save_and_load(contender, few, Path(folder)))
@@ -71,7 +71,7 @@ def _round(contender: Contender, watch: Stopwatch, random: np.random.Generator) 
         watch.time(DECAY_DRAW, contender.decay_and_draw)
 
 
-def _save_and_load(contender: Contender, watch: Stopwatch, folder: Path) -> None:
+def _save_and_load(contender: Saving, watch: Stopwatch, folder: Path) -> None:
     path = Path(tempfile.mkdtemp(dir=folder)) / "buffer"
     watch.time(SAVE, lambda: contender.save(path))
     if SAVE not in watch.over:

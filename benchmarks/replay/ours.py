@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.replay.contender import ALPHA, BETA, EPS, Contender
+from benchmarks.replay.contender import ALPHA, BETA, EPS, Saving
 from benchmarks.replay.payload import BATCH, Batch
 from freshper_lightning.replay import AbsoluteAdvantage, ClockReading, Decay, NoDecay, ReplayBuffer
 from freshper_lightning.replay.codec import LogProbDtype
 from freshper_lightning.replay.files import read_state, write_state
 
 
-class Ours(Contender):
+class Ours(Saving):
     """``ReplayBuffer`` without its thread, so that every draw pays for all that it needs."""
 
     def __init__(

@@ -7,7 +7,6 @@ Source: Ma et al. 2026 (2604.16918) and its public code.
 """
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -62,8 +61,6 @@ def entry_of(trajectory: Trajectory) -> dict[str, Tensor]:
 
 class Published(Contender):
     """The loops as they are published; nothing is faster or slower on purpose."""
-
-    saves = False
 
     def __init__(self, capacity: int, batches: Sequence[Batch]) -> None:
         super().__init__(capacity, batches)
@@ -158,14 +155,6 @@ class Published(Contender):
                 age = max(self.now - self._pushed[slot], 0)
                 priority = self._base[slot] * float(np.exp(-age / TAU))
                 self._write(slot, max(priority, _FLOOR) ** ALPHA)
-
-    def save(self, path: Path) -> None:
-        """Not published."""
-        raise NotImplementedError("the published buffer is not saved")
-
-    def load(self, path: Path) -> None:
-        """Not published."""
-        raise NotImplementedError("the published buffer is not saved")
 
     def nbytes(self) -> int:
         """Tensors of all slots, as if none were shared."""

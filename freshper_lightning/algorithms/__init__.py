@@ -14,7 +14,7 @@ from freshper_lightning.algorithms.presets import (
     RLOO,
     TIS,
     TOPR,
-    DecoupledPPO,
+    DecoupledGRPO,
     DrGRPO,
     ReinforcePlusPlusBaseline,
 )
@@ -32,7 +32,7 @@ __all__ = [
     "TIS",
     "TOPR",
     "Algorithm",
-    "DecoupledPPO",
+    "DecoupledGRPO",
     "DrGRPO",
     "ESSGuard",
     "LossInputs",

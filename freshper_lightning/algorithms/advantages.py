@@ -4,7 +4,8 @@ All arithmetic is in float64; collectives come in as a callable, so that any num
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Literal, get_args
 
@@ -43,8 +44,9 @@ def compute_advantages(
     The outcome is the training return (score plus format penalty). REINFORCE++ (arXiv:2501.03262) is baseline ``none``
     with whitening, its variant with a baseline is ``mean`` with whitening, GRPO (arXiv:2402.03300) is ``mean_std``
     alone, Dr. GRPO (arXiv:2503.20783) is ``mean`` alone, RLOO (arXiv:2402.14740) is ``leave_one_out``, and FreshPER
-    (arXiv:2604.16918) is ``mean_std``, whitening and a clip. Whitening shifts every turn by the mean over tokens, those
-    of groups without variance too.
+    (arXiv:2604.16918) is ``mean_std``, whitening and a clip. Under a baseline a group of equal outcomes has advantage 0
+    and takes no part in whitening, where REINFORCE++-baseline and FreshPER whiten it along: shifted by the mean over
+    tokens of the others, it would get a push without an outcome behind it.
 
     Args:
         trajectories: Whole groups, in any order; may be empty on some ranks. A group never spans ranks.
@@ -61,9 +63,9 @@ def compute_advantages(
 
     Raises:
         ValueError: Groups of different sizes or of one member, a member that occurs twice, a return that is not
-            finite, or a trajectory that has its advantages already.
+            finite, or a trajectory that has its advantages already; on some rank.
     """
-    size = check_groups(trajectories, baseline)
+    size = check_groups(trajectories, baseline, reduce)
     if group_filter is not None:
         trajectories = informative(trajectories, group_filter)
     returns, groups = outcomes(trajectories)
@@ -73,7 +75,9 @@ def compute_advantages(
     turn_counts = torch.tensor([trajectory.num_turns for trajectory in trajectories], dtype=torch.int64)
     per_turn = group_advantages(returns, mean, std, size, baseline).repeat_interleave(turn_counts)
     if whiten:
-        per_turn = whitened(per_turn, turn_weights(trajectories), reduce)
+        silent = (_is_constant(mean, std) & (baseline != "none")).repeat_interleave(turn_counts)
+        weights = turn_weights(trajectories).masked_fill(silent, 0.0)
+        per_turn = whitened(per_turn, weights, reduce).masked_fill(silent, 0.0)
     if clip is not None:
         per_turn = per_turn.clamp(-clip, clip)
     pieces = torch.split(per_turn, turn_counts.tolist())
@@ -130,9 +134,11 @@ def whitened(values: Tensor, weights: Tensor, reduce: Reduce) -> Tensor:
     """Values [K] shifted and scaled to weighted mean 0 and variance 1 over all ranks; equal values give exactly 0.
 
     The variance is biased (divided by the summed weights) and taken around the common mean in a second pass, because
-    sums of squares cancel. The division is by std + ``EPSILON``. Calls ``reduce`` twice.
+    sums of squares cancel. The division is by std + ``EPSILON``. Values of weight 0 are not in the moments; without any
+    weight there is nothing to shift or scale by. Calls ``reduce`` twice.
     """
     total, weighted_sum = reduce(torch.stack([weights.sum(), weights @ values])).unbind()
+    total = total.masked_fill(total == 0, 1.0)
     mean = weighted_sum / total
     std = (reduce(weights @ (values - mean).square()) / total).sqrt()
     return _centered(values, mean, std) / (std + EPSILON)
@@ -144,39 +150,49 @@ def turn_weights(trajectories: Sequence[Trajectory]) -> Tensor:
     return torch.cat([torch.empty(0, dtype=torch.int64), *lengths]).double()
 
 
-def check_groups(trajectories: Sequence[Trajectory], baseline: Baseline) -> int:
-    """The size of a group (0 without trajectories); refuses what would give silently wrong advantages.
+def check_groups(trajectories: Sequence[Trajectory], baseline: Baseline, reduce: Reduce) -> int:
+    """The size of a group (0 without trajectories); refuses, on all ranks, what would give silently wrong advantages.
+
+    Ranks agree by one call of ``reduce``: one that stopped alone would leave the others waiting for it.
 
     Raises:
-        ValueError: See :func:`compute_advantages`.
+        ValueError: See :func:`compute_advantages`; or another rank's groups are refused.
     """
-    members: dict[int, list[int]] = {}
-    for trajectory in trajectories:
-        _check_trajectory(trajectory)
-        members.setdefault(trajectory.group, []).append(trajectory.member)
-    for group, present in members.items():
-        if len(set(present)) < len(present):
-            raise ValueError(f"group {group} holds a member twice: {sorted(present)}")
-    sizes = {group: len(present) for group, present in members.items()}
-    for (first, size), (second, other) in pairwise(sizes.items()):
-        if size != other:
-            raise ValueError(
-                f"all groups must be whole, but group {first} has {size} members and group {second} has {other}"
-            )
-    if baseline != "none" and 1 in sizes.values():
-        raise ValueError(f"baseline {baseline!r} needs groups of at least 2 members: alone, every advantage would be 0")
+    sizes = Counter(trajectory.group for trajectory in trajectories)
+    fault = next(_faults(trajectories, sizes, baseline), None)
+    if float(reduce(torch.tensor(float(fault is not None), dtype=torch.float64))) > 0:
+        raise ValueError(fault or "the groups of another rank are refused; its own error says why")
     return next(iter(sizes.values()), 0)
 
 
-def _check_trajectory(trajectory: Trajectory) -> None:
+def _faults(trajectories: Sequence[Trajectory], sizes: Mapping[int, int], baseline: Baseline) -> Iterator[str]:
+    members: dict[int, list[int]] = {}
+    for trajectory in trajectories:
+        yield from _faults_of(trajectory)
+        members.setdefault(trajectory.group, []).append(trajectory.member)
+    for group, present in members.items():
+        if len(set(present)) < len(present):
+            yield f"group {group} holds a member twice: {sorted(present)}"
+    for (first, size), (second, other) in pairwise(sizes.items()):
+        if size != other:
+            yield f"all groups must be whole, but group {first} has {size} members and group {second} has {other}"
+    if baseline != "none" and 1 in sizes.values():
+        yield f"baseline {baseline!r} needs groups of at least 2 members: alone, every advantage would be 0"
+
+
+def _faults_of(trajectory: Trajectory) -> Iterator[str]:
     name = f"member {trajectory.member} of group {trajectory.group}"
     if trajectory.advantages is not None:
-        raise ValueError(f"{name} has its advantages already; they are frozen at collection")
+        yield f"{name} has its advantages already; they are frozen at collection"
     if not math.isfinite(trajectory.training_return):
-        raise ValueError(f"{name} has the training return {trajectory.training_return}, which is not finite")
+        yield f"{name} has the training return {trajectory.training_return}, which is not finite"
+
+
+def _is_constant(mean: Tensor, std: Tensor) -> Tensor:
+    """Where a deviation is nothing but rounding (bool)."""
+    return std <= EPSILON * mean.abs().clamp(min=1.0)
 
 
 def _centered(values: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """Values minus mean, and exactly 0 where the deviation is nothing but rounding."""
-    constant = std <= EPSILON * mean.abs().clamp(min=1.0)
-    return torch.where(constant, torch.zeros_like(values), values - mean)
+    return (values - mean).masked_fill(_is_constant(mean, std), 0.0)

@@ -59,6 +59,7 @@ PLACES: tuple[str, ...] = get_args(Place)
 
 _SURROGATE_KEYS = ("surrogate", "level", "clip", "clip_high", "dual_clip", "second_moment")
 _WEIGHT_KEYS = ("weight_level", "weight_bound", "weight_cap", "weight_floor", "weight_negative_only")
+_KL_KEYS = ("kl_in", "kl_estimator", "kl_ratio")
 _READERS: tuple[tuple[tuple[str, ...], str, tuple[str, ...]], ...] = (
     (_SURROGATE_KEYS, "correction", ("bypass", "decoupled")),
     (_WEIGHT_KEYS, "correction", ("decoupled", "importance_sampling")),
@@ -150,6 +151,8 @@ class Reinforce(Algorithm):
                 f"kl_estimator must be {' or '.join(estimators)} where kl_in is {self.kl_in!r}, not"
                 f" {self.kl_estimator!r}: k1 has no gradient as a loss, and a reward needs an unbiased value"
             )
+        if self.kl_coefficient == 0:
+            self._refuse_unread(_KL_KEYS, "kl_coefficient")
 
     def _check_choices(self) -> None:
         check_choice("baseline", self.baseline, BASELINES)
@@ -241,6 +244,7 @@ class Reinforce(Algorithm):
         ``kl_reference`` (KL(current || reference) by k3) and ``entropy`` where they are given. The entropy is taken at
         tokens of the behavior policy without a correction for it.
         """
+        inputs = inputs.with_constants()
         check_inputs(inputs)
         self._check_needs(inputs)
         token_loss, metrics = self._token_loss(inputs)

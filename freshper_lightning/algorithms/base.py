@@ -7,7 +7,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from freshper_lightning.algorithms.advantages import Reduce
-from freshper_lightning.algorithms.inputs import LossInputs, LossOutput
+from freshper_lightning.algorithms.inputs import LossInputs, LossOutput, ValueInputs
+from freshper_lightning.algorithms.values import Estimates
 from freshper_lightning.trajectory import Trajectory
 
 Scorer = Callable[[Sequence[Trajectory]], list[Tensor]]
@@ -19,8 +20,6 @@ class Algorithm(ABC):
 
     needs_rollouts: ClassVar[bool] = True
     """Whether it learns from its own samples, so that an engine has to be there."""
-    needs_critic: ClassVar[bool] = False
-    """Whether it reads a value head."""
 
     def needs_reference(self) -> bool:
         """Whether the loss reads ``reference_log_probs``."""
@@ -34,9 +33,17 @@ class Algorithm(ABC):
         """Whether the loss reads ``proximal_log_probs``."""
         return False
 
+    def needs_critic(self) -> bool:
+        """Whether it reads a value head, from which :meth:`estimates` and :meth:`normalized` make its advantages."""
+        return False
+
+    def value_bound(self) -> float | None:
+        """How far a value may move in an epoch, where that is bounded."""
+        return None
+
     def needs_preparation(self) -> bool:
         """Whether the policy has to see all batches of an epoch before its first update."""
-        return self.needs_proximal() or self.needs_critic
+        return self.needs_proximal() or self.needs_critic()
 
     def needs_entropy(self) -> bool:
         """Whether the loss reads ``entropy`` and its gradient."""
@@ -62,6 +69,23 @@ class Algorithm(ABC):
         Raises:
             ValueError: A setting asks for ``reference`` and it is missing, or groups are not whole.
         """
+
+    def estimates(self, inputs: ValueInputs) -> Estimates:
+        """Advantages, neither whitened nor clipped, returns and TD errors, float32 [S] each.
+
+        Raises:
+            TypeError: It reads no critic.
+            ValueError: A tensor that the settings ask for is missing.
+        """
+        raise TypeError(f"{type(self).__name__} reads no critic")
+
+    def normalized(self, advantages: Tensor, reduce: Reduce) -> Tensor:
+        """Advantages [S] of this rank's part of an optimizer batch as the loss shall have them; called on all ranks.
+
+        Raises:
+            TypeError: It reads no critic.
+        """
+        raise TypeError(f"{type(self).__name__} reads no critic")
 
     @abstractmethod
     def loss(self, inputs: LossInputs) -> LossOutput:

@@ -25,18 +25,17 @@ def check_range(
     *,
     above: float = -math.inf,
     least: float = -math.inf,
-    below: float = math.inf,
     most: float = math.inf,
 ) -> None:
-    """Refuse a value that is not finite or outside (above, below) or [least, most]; ``None`` means not set.
+    """Refuse a value that is not finite or not above ``above`` and within [least, most]; ``None`` means not set.
 
     Raises:
         ValueError: It is.
     """
-    if value is None or (above < value < below and least <= value <= most):
+    if value is None or (above < value < math.inf and least <= value <= most):
         return
     low = f"at least {least:g}" if math.isfinite(least) else f"above {above:g}"
-    high = f"at most {most:g}" if math.isfinite(most) else "finite" if math.isinf(below) else f"below {below:g}"
+    high = f"at most {most:g}" if math.isfinite(most) else "finite"
     raise ValueError(f"{key} must be {low} and {high}, not {value}")
 
 

@@ -83,18 +83,3 @@ def sequence_log_weights(log_ratios: Tensor, segments: Tensor, num_sequences: in
     """
     sums = torch.zeros(num_sequences, dtype=torch.float64, device=log_ratios.device)
     return sums.index_add_(0, segments, log_ratios.detach().double())
-
-
-def effective_batch_size(weights: Tensor, ids: Tensor) -> float:
-    """Effective number of distinct trajectories in a draw with importance weights [N] and ids [N].
-
-    Draws of the same id add their weights, since a duplicate brings no second sample. NaN where all weights are 0.
-
-    Raises:
-        ValueError: A weight is negative.
-    """
-    if bool((weights < 0).any()):
-        raise ValueError(f"importance weights must not be negative, but the least is {float(weights.min())}")
-    distinct, index = torch.unique(ids, return_inverse=True)
-    sums = torch.zeros(len(distinct), dtype=torch.float64, device=weights.device)
-    return effective_sample_size(sums.index_add_(0, index, weights.double()).log())

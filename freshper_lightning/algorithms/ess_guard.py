@@ -25,7 +25,7 @@ class ESSGuard:
     it, as VCPO (arXiv:2602.17616) does for AdamW; the loss is left alone, since Adam would undo a factor there.
 
     Raises:
-        ValueError: A threshold is out of range, or there are two.
+        ValueError: A threshold is out of range, or there are two, or an action without one.
     """
 
     ess_token: float | None = None
@@ -41,6 +41,8 @@ class ESSGuard:
             check_range(key, getattr(self, key), above=0.0, most=1.0)
         if self.ess_token is not None and self.ess_sequence is not None:
             raise ValueError(f"ess_token is {self.ess_token}, but ess_sequence {self.ess_sequence} allows only null")
+        if self.action != "scale" and not self.enabled:
+            raise ValueError(f"action is {self.action}, but without ess_token or ess_sequence it allows only scale")
 
     @property
     def enabled(self) -> bool:

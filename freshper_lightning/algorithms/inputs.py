@@ -1,8 +1,11 @@
 """What a loss function receives and what it returns."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 
 from torch import Tensor
+
+TRAINED = ("log_probs", "entropy", "values")
+"""Inputs of a loss that may have a gradient."""
 
 
 @dataclass(slots=True)
@@ -46,6 +49,11 @@ class LossInputs:
     """float32 [S]: what the values should be."""
     td_errors: Tensor | None = None
     """float32 [S]: of ``old_values``; for the metrics."""
+
+    def with_constants(self) -> "LossInputs":
+        """The same, detached from any graph but for what the current policy and its critic say now."""
+        stored = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in TRAINED}
+        return replace(self, **{name: tensor.detach() for name, tensor in stored.items() if tensor is not None})
 
 
 @dataclass(slots=True)

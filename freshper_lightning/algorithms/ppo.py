@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -37,8 +36,6 @@ class PPO(Reinforce):
         ValueError: A setting is out of range, or has no meaning under the other choices.
     """
 
-    needs_critic: ClassVar[bool] = True
-
     estimator: Estimator = "gae"
     """``gae``, or ``vtrace`` to answer for the behavior policy in advantages and returns as well."""
     gamma: float = 1.0
@@ -69,6 +66,14 @@ class PPO(Reinforce):
             if self.estimator != "vtrace" and getattr(self, key) != 1.0:
                 raise ValueError(f"{key} is {getattr(self, key)}, but estimator {self.estimator!r} allows only 1.0")
 
+    def needs_critic(self) -> bool:
+        """Always."""
+        return True
+
+    def value_bound(self) -> float | None:
+        """The clip of values."""
+        return self.value_clip
+
     def needs_reference(self) -> bool:
         """Whether there is a KL term: one in the reward is computed from the frozen reference at each draw as well."""
         return self.kl_coefficient > 0
@@ -81,7 +86,7 @@ class PPO(Reinforce):
         self, trajectories: Sequence[Trajectory], reduce: Reduce, reference: Scorer | None = None
     ) -> list[Trajectory]:
         """The trajectories that the group filter keeps, with the statistics of their groups and without advantages."""
-        check_groups(trajectories, self.baseline)
+        check_groups(trajectories, self.baseline, reduce)
         if self.group_filter is not None:
             trajectories = informative(trajectories, self.group_filter)
         statistics = zip(trajectories, *group_statistics(*outcomes(trajectories)), strict=True)

@@ -64,7 +64,7 @@ class M2PO(GRPO):
 
 
 @dataclass(frozen=True)
-class DecoupledPPO(GRPO):
+class DecoupledGRPO(GRPO):
     """:class:`GRPO` with AReaL's decoupled objective (arXiv:2505.24298, section 5.2), its weight truncated."""
 
     correction: Correction = "decoupled"

@@ -94,11 +94,16 @@ def second_moment_outliers(
     first = counts.cumsum(0) - counts
     rank = torch.arange(len(ordered), device=ordered.device) - first[owners] + 1
     outliers = torch.zeros_like(segments, dtype=torch.bool)
-    outliers[ordered] = _running_sums(values, owners, first) > bound * rank
+    outliers[ordered] = _running_sums(values, counts) > bound * rank
     return outliers
 
 
-def _running_sums(values: Tensor, owners: Tensor, first: Tensor) -> Tensor:
-    """Sum of each value [K] and those before it with the same owner; an owner's values begin at ``first`` [B]."""
-    sums = torch.cat([values.new_zeros(1), values.cumsum(0)])
-    return sums[1:] - sums[first[owners]]
+def _running_sums(values: Tensor, counts: Tensor) -> Tensor:
+    """Sum of each value [K] and those before it of the same owner; owners, in order, have ``counts`` [B] values.
+
+    Each owner has a row of its own, so that what is infinite for one is not subtracted for the next.
+    """
+    widest = int(counts.max()) if counts.numel() else 0
+    held = torch.arange(widest, device=values.device) < counts[:, None]
+    rows = values.new_zeros(held.shape).masked_scatter(held, values)
+    return rows.cumsum(1)[held]

@@ -7,13 +7,11 @@ from transformers import AutoConfig, AutoTokenizer
 
 from datamodules.replay import ReplayDataModule
 from freshper_lightning.algorithms.algorithm import Reinforce
-from freshper_lightning.algorithms.ppo import PPO
 from freshper_lightning.callbacks.parts import data_module, replay_data
 from freshper_lightning.envs.protocol import make_text_env
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.module import PolicyModule
 from freshper_lightning.policy.net import require_model_folder
-from freshper_lightning.replay import AbsoluteAdvantage
 from freshper_lightning.rollout.checkpoint import stop_token_ids
 from freshper_lightning.rollout.collector import EnvironmentConfig
 from freshper_lightning.rollout.conversation import ChatFormat
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
     from freshper_lightning.callbacks.rollout import RolloutCallback
 
 
-PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
+PRECISIONS = ("32-true", "bf16-mixed")
 
 
 def check_configuration(trainer: Trainer, module: PolicyModule, rollout: "RolloutCallback") -> None:
@@ -39,6 +37,7 @@ def check_configuration(trainer: Trainer, module: PolicyModule, rollout: "Rollou
     _check_temperature(module, rollout)
     _check_critic(module)
     _check_data(trainer, module)
+    _check_guard(trainer, module)
     _check_group(module, rollout)
     _check_replay_epoch(trainer, module, rollout)
     _check_ranks(trainer, rollout)
@@ -104,8 +103,8 @@ def _check_trainer(trainer: Trainer) -> None:
         )
     if trainer.precision not in PRECISIONS:
         raise ConfigurationError(
-            f"trainer.precision={trainer.precision} must be one of {', '.join(PRECISIONS)}: others also round the"
-            " log-probabilities and advantages that trajectories are stored with"
+            f"trainer.precision={trainer.precision} must be one of {', '.join(PRECISIONS)}: others round what"
+            " trajectories are stored with, or skip updates whose scaled loss overflows"
         )
     if trainer.ckpt_path is not None and trainer.world_size > 1:
         raise ConfigurationError(
@@ -149,6 +148,12 @@ def _check_engine(module: PolicyModule, rollout: "RolloutCallback") -> None:
             f"rollout.engine.max_model_len={config.max_model_len} must be at most {limit}, the model's"
             " max_position_embeddings"
         )
+    room = module.max_micro_batch_tokens
+    if room is not None and config.max_model_len > room:
+        raise ConfigurationError(
+            f"model.max_micro_batch_tokens={room} must be at least rollout.engine.max_model_len={config.max_model_len},"
+            " the tokens that one conversation may have; raise the one or lower the other"
+        )
 
 
 def _check_tokenizer(module: PolicyModule, rollout: "RolloutCallback") -> None:
@@ -174,11 +179,11 @@ def _check_temperature(module: PolicyModule, rollout: "RolloutCallback") -> None
 
 def _check_critic(module: PolicyModule) -> None:
     name = type(module.algorithm).__name__
-    if module.algorithm.needs_critic and module.critic is None:
+    if module.algorithm.needs_critic() and module.critic is None:
         raise ConfigurationError(
             f"model.critic=null, but model.algorithm={name} learns from one; set model.critic={{}}"
         )
-    if module.critic is not None and not module.algorithm.needs_critic:
+    if module.critic is not None and not module.algorithm.needs_critic():
         raise ConfigurationError(
             f"model.critic={module.critic} does not go with model.algorithm={name}, which reads none; allowed: null, or"
             " model.algorithm=PPO"
@@ -197,15 +202,25 @@ def _check_data(trainer: Trainer, module: PolicyModule) -> None:
     if not isinstance(data, ReplayDataModule):
         return
     priority = data.buffer.priority
-    if priority.needs_critic and not module.algorithm.needs_critic:
+    if priority.needs_critic and not module.algorithm.needs_critic():
         raise ConfigurationError(
             f"data.priority={type(priority).__name__} needs a critic, which model.algorithm={name} does not have;"
             " AbsoluteAdvantage, AbsoluteReward and UniformPriority do without"
         )
-    if isinstance(priority, AbsoluteAdvantage) and module.algorithm.needs_critic:
+    if priority.needs_advantages and module.algorithm.needs_critic():
         raise ConfigurationError(
             f"data.priority={type(priority).__name__} needs advantages that are fixed at collection, which"
             f" model.algorithm={name} does not have; allowed: TDError, AbsoluteReward, UniformPriority and others"
+        )
+
+
+def _check_guard(trainer: Trainer, module: PolicyModule) -> None:
+    data = replay_data(trainer)
+    if module.guard.enabled and (data is None or data.replay_updates == 0):
+        without = "a data module without replay" if data is None else "data.replay_updates=0"
+        raise ConfigurationError(
+            f"model.guard={module.guard} is for replay updates, of which {without} makes none; leave it out, or set"
+            " data.replay_updates to at least 1"
         )
 
 
@@ -234,7 +249,7 @@ def _check_replay_epoch(trainer: Trainer, module: PolicyModule, rollout: "Rollou
             " the current one, and what remains is truncated importance sampling; set it as"
             " model.algorithm.correction=importance_sampling, or make data.batch_size smaller"
         )
-    clip = module.algorithm.value_clip if isinstance(module.algorithm, PPO) else None
+    clip = module.algorithm.value_bound()
     if data is not None and clip is not None and size == data.batch_size:
         raise ConfigurationError(
             f"model.algorithm.value_clip={clip} needs at least 2 optimizer batches per epoch, but data.batch_size="

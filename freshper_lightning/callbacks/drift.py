@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import torch
 from lightning import Trainer
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 
 from datamodules.replay import ReplayDataModule
 from freshper_lightning.algorithms.losses import k3
 from freshper_lightning.callbacks.parts import summing
 from freshper_lightning.policy.module import PolicyModule
 from freshper_lightning.policy.packing import TrajectoryBatch, collate
+from freshper_lightning.policy.scoring import evaluate
 from freshper_lightning.rollout.seeds import stable_hash
 from freshper_lightning.trajectory import Trajectory, Transcript
 
@@ -123,13 +123,7 @@ def mean_drift(total: float, count: float) -> float:
     return max(total / count, 0.0)  # rounding can leave a trace below 0
 
 
-@torch.no_grad()
 def _log_probs(trainer: Trainer, module: PolicyModule, probe: TrajectoryBatch) -> Tensor:
     """float32 [S], on the CPU: log-probabilities of the probe's tokens, in the precision that training has."""
-    policy = module.policy
     with trainer.precision_plugin.forward_context():
-        forward = (probe.input_ids, probe.position_ids, probe.predicted_from, probe.targets)
-        log_probs: Tensor = policy(*forward, module.temperature).log_probs
-    if isinstance(policy, FSDPModule):
-        policy.reshard()  # a backward pass would; without one the weights of the root stay gathered
-    return log_probs.cpu()
+        return evaluate(module.policy, probe, module.temperature).log_probs.cpu()

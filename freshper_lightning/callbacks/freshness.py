@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,14 @@ from numpy.typing import NDArray
 
 from datamodules.checks import LIKE_50_UPDATES
 from datamodules.replay import ReplayDataModule
-from freshper_lightning.callbacks.critic import priorities_of_visit
 from freshper_lightning.callbacks.metrics import log_scalars
 from freshper_lightning.callbacks.parts import callback_of, policy_module, replay_data, summing
 from freshper_lightning.callbacks.rollout import RolloutCallback
-from freshper_lightning.errors import ConfigurationError
+from freshper_lightning.errors import ConfigurationError, require_setting
 from freshper_lightning.policy.module import PolicyModule, StepObservation
 from freshper_lightning.policy.packing import TrajectoryBatch, collate
-from freshper_lightning.replay import AdaptiveTau, ExponentialDecay, HeldOut, LogRatios, TDError
+from freshper_lightning.policy.scoring import evaluate
+from freshper_lightning.replay import AdaptiveTau, ExponentialDecay, HeldOut, LogRatios
 from freshper_lightning.replay.adaptive import LEVELS, Growth, Level
 from freshper_lightning.replay.schemes import GumbelTopK, Stratified, WholeGroups
 from freshper_lightning.rollout.seeds import stable_hash
@@ -31,11 +32,6 @@ KEPT_ITERATIONS = 4
 """Least number of iterations that held-out trajectories are kept for: the newest have age 0, and show no drift."""
 LEAST_WINDOW = 32
 """Observations of which enough have an age above 0 for a fit, however they fall into its buckets."""
-
-
-def _require(key: str, value: object, holds: bool, allowed: str) -> None:
-    if not holds:
-        raise ConfigurationError(f"freshness.{key}={value} must be {allowed}")
 
 
 @dataclass(frozen=True)
@@ -60,14 +56,19 @@ class ProbeConfig:
     """Observations that the fits use, the latest ones."""
 
     def __post_init__(self) -> None:
-        _require("probe.held_out", self.held_out, self.held_out >= 0, "at least 0")
+        require_setting("freshness.probe.held_out", self.held_out, self.held_out >= 0, "at least 0")
         for key in ("every_n_iterations", "batch_size", "window"):
-            _require(f"probe.{key}", getattr(self, key), getattr(self, key) >= 1, "at least 1")
+            require_setting(f"freshness.probe.{key}", getattr(self, key), getattr(self, key) >= 1, "at least 1")
         least = max(KEPT_ITERATIONS * self.held_out, self.batch_size)
         why = f"{KEPT_ITERATIONS} x held_out, so that there are ages to tell apart, and batch_size"
-        _require("probe.capacity", self.capacity, self.capacity >= least, f"at least {least} ({why})")
+        require_setting("freshness.probe.capacity", self.capacity, self.capacity >= least, f"at least {least} ({why})")
         enough = not self.held_out or self.window >= LEAST_WINDOW
-        _require("probe.window", self.window, enough, f"at least {LEAST_WINDOW}, below which nothing is ever fitted")
+        require_setting(
+            "freshness.probe.window",
+            self.window,
+            enough,
+            f"at least {LEAST_WINDOW}, below which nothing is ever fitted",
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,8 +102,7 @@ class FreshnessCallback(Callback):
     With ``adapt`` tau follows ``alpha x tau_hat``, at the start of an iteration, after the rollout. With ``measured``
     every applied update sets the freshness of the trajectories it was trained on, fresh and replayed, to
     ``exp(-eta x divergence)`` and restarts their age, as of the moment before the update, whose policy was measured:
-    ahead of any checkpoint and of the next draw. Where the priority is the TD error, every visit rewrites it, whether
-    the update was applied or not. The state is part of the checkpoint; tau is, with the data.
+    ahead of any checkpoint and of the next draw. The state is part of the checkpoint; tau is, with the data.
 
     Its place is after RolloutCallback, whose clock it reads.
     """
@@ -134,8 +134,8 @@ class FreshnessCallback(Callback):
         Raises:
             ConfigurationError: A setting is out of range.
         """
-        _require("eta", eta, 0 < eta < float("inf"), "finite and above 0")
-        _require("seed", seed, seed >= 0, "at least 0")
+        require_setting("freshness.eta", eta, 0 < eta < float("inf"), "finite and above 0")
+        require_setting("freshness.seed", seed, seed >= 0, "at least 0")
         try:
             self.estimator = AdaptiveTau(level, growth, bounds, probe.window)
         except ValueError as error:
@@ -153,36 +153,47 @@ class FreshnessCallback(Callback):
             return
         rollout = callback_of(trainer, RolloutCallback)
         self._check(trainer, data, rollout.groups * rollout.group_size // 2)
-        data.restores_tau = self.adapt
+        withhold = None
         if self.probe.held_out:
             seed = stable_hash("held out", self.seed, trainer.global_rank)
             self.held_out = HeldOut(-(-self.probe.capacity // trainer.world_size), data.buffer.clock, seed)
             share = self.probe.held_out // trainer.world_size
-            data.withhold = lambda trajectories: self._withhold(trajectories, share, rollout.clock)
+            withhold = partial(self._withhold, share=share, rollout=rollout)
+        data.bind_freshness(withhold, restores_tau=self.adapt, rewrites_freshness=self.measured)
 
     def _check(self, trainer: Trainer, data: ReplayDataModule, most: int) -> None:
         held_out, decay = self.probe.held_out, data.buffer.decay
-        _require("probe.held_out", held_out, held_out <= most, f"at most half of an iteration, {most}")
+        require_setting("freshness.probe.held_out", held_out, held_out <= most, f"at most half of an iteration, {most}")
         world_size = trainer.world_size
-        _require("probe.held_out", held_out, held_out % world_size == 0, f"a multiple of the ranks, {world_size}")
+        require_setting(
+            "freshness.probe.held_out", held_out, held_out % world_size == 0, f"a multiple of the ranks, {world_size}"
+        )
         whole = isinstance(data.buffer.scheme, WholeGroups)
-        _require("probe.held_out", held_out, not (held_out and whole), "0 where whole groups are drawn")
+        require_setting(
+            "freshness.probe.held_out", held_out, not (held_out and whole), "0 where whole groups are drawn"
+        )
         if not self.adapt:
             return
-        _require("adapt", True, held_out > 0, "false where freshness.probe.held_out=0: there is nothing to fit")
-        _require("adapt", True, data.buffer.alpha > 0, "false where data.alpha=0: draws do not depend on age")
+        require_setting(
+            "freshness.adapt", True, held_out > 0, "false where freshness.probe.held_out=0: there is nothing to fit"
+        )
+        require_setting(
+            "freshness.adapt", True, data.buffer.alpha > 0, "false where data.alpha=0: draws do not depend on age"
+        )
         if not isinstance(decay, ExponentialDecay):
             name = type(decay).__name__
             raise ConfigurationError(f"freshness.adapt=True needs data.decay=ExponentialDecay with a tau, not {name}")
         clock, (low, high) = data.buffer.clock, self.estimator.bounds
         fit_in = clock not in LIKE_50_UPDATES or (low, high) != BOUNDS
         wanted = f"set around data.decay.tau where data.clock={clock}: the default is meant for updates"
-        _require("bounds", self.estimator.bounds, fit_in, wanted)
-        _require("bounds", self.estimator.bounds, low <= decay.tau <= high, f"around data.decay.tau={decay.tau}")
+        require_setting("freshness.bounds", self.estimator.bounds, fit_in, wanted)
+        require_setting(
+            "freshness.bounds", self.estimator.bounds, low <= decay.tau <= high, f"around data.decay.tau={decay.tau}"
+        )
 
-    def _withhold(self, trajectories: list[Trajectory], share: int, now: ClockReading) -> list[Trajectory]:
+    def _withhold(self, trajectories: list[Trajectory], share: int, rollout: RolloutCallback) -> list[Trajectory]:
         assert self.held_out is not None
-        return self.held_out.take(trajectories, min(share, len(trajectories) // 2), now)
+        return self.held_out.take(trajectories, min(share, len(trajectories) // 2), rollout.clock)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Probe, fit, and set tau; then log."""
@@ -234,9 +245,6 @@ class FreshnessCallback(Callback):
     ) -> None:
         """Once an optimizer batch is complete and applied, write back what all of its micro-batches showed."""
         data = replay_data(trainer)
-        if data is not None and isinstance(data.buffer.priority, TDError) and not batch.is_filler:
-            data.buffer.update_priorities(batch.ids.cpu(), priorities_of_visit(data.buffer.priority, batch))
-            data.buffer.prefetch(callback_of(trainer, RolloutCallback).clock)
         if data is None or not (self.measured or self._uses_draws(data)):
             return
         if not batch.is_filler:
@@ -248,7 +256,9 @@ class FreshnessCallback(Callback):
             if self._uses_draws(data):
                 self._observe_first_visits(trainer, data, visits)
             if self.measured:
-                self._write_back(trainer, data, visits)
+                self._write_back(data, visits)
+        if self.measured:
+            data.buffer.prefetch(callback_of(trainer, RolloutCallback).clock)
 
     def _uses_draws(self, data: ReplayDataModule) -> bool:
         """Whether replay is the first to train on a trajectory, and draws it with a known bias."""
@@ -267,11 +277,10 @@ class FreshnessCallback(Callback):
         stored = data.buffer.ids()
         self._visited = np.intersect1d(np.union1d(self._visited, ids), stored)
 
-    def _write_back(self, trainer: Trainer, data: ReplayDataModule, visits: Sequence[_Visit]) -> None:
+    def _write_back(self, data: ReplayDataModule, visits: Sequence[_Visit]) -> None:
         """Rounding can make a divergence of nothing negative."""
         for visit in visits:
             data.buffer.observe(visit.ids, -self.eta * np.maximum(visit.divergences, 0.0), self._now)
-        data.buffer.prefetch(callback_of(trainer, RolloutCallback).clock)
 
     def state_dict(self) -> dict[str, Any]:
         """What is held out, what was observed, and which stored trajectories have been trained on."""
@@ -297,14 +306,11 @@ class FreshnessCallback(Callback):
         self._visited = state_dict["visited"].numpy().copy()
 
 
-@torch.no_grad()
 def _log_ratios(trainer: Trainer, module: PolicyModule, items: Sequence[Trajectory]) -> NDArray[np.float64]:
     """float64 [S]: log-ratio of current to behavior policy at each sampled token; a forward pass of all ranks."""
     batch = collate(items, phase="replay").to(module.device)
     with trainer.precision_plugin.forward_context():
-        seen = module.policy(
-            batch.input_ids, batch.position_ids, batch.predicted_from, batch.targets, module.temperature
-        )
+        seen = evaluate(module.policy, batch, module.temperature)
     assert batch.behavior_log_probs is not None
     log_ratios: NDArray[np.float64] = (seen.log_probs - batch.behavior_log_probs).double().cpu().numpy()
     return log_ratios

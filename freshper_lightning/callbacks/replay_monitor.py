@@ -113,7 +113,7 @@ class ReplayMonitor(Callback):
             self.bank.update(f"{prefix}/gradient_norm", module.gradient_norm)
         for name, pieces in current.tokens.items():
             self.bank.update(f"{prefix}/{RENAMED.get(name, name)}", torch.cat(pieces))
-        if module.algorithm.needs_critic:
+        if module.algorithm.needs_critic():
             self._count_critic(trainer, current, prefix)
         data = replay_data(trainer)
         if data is None:

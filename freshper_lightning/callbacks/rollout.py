@@ -13,9 +13,10 @@ from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from datamodules.replay import ReplayDataModule
+from datamodules.epoch import Preparation
+from datamodules.replay import Measure, ReplayDataModule
 from freshper_lightning.callbacks.checks import check_configuration
-from freshper_lightning.callbacks.critic import priorities_at_collection
+from freshper_lightning.callbacks.critic import Visits, priorities_at_collection
 from freshper_lightning.callbacks.drift import DriftMeter
 from freshper_lightning.callbacks.metrics import log_scalars
 from freshper_lightning.callbacks.parts import data_module, policy_module, replay_data, summary_writers, summing
@@ -24,7 +25,7 @@ from freshper_lightning.checkpoint import save_end, save_last_good
 from freshper_lightning.errors import NonFiniteError
 from freshper_lightning.policy.module import PolicyModule
 from freshper_lightning.policy.packing import TrajectoryBatch
-from freshper_lightning.policy.preparation import prepare
+from freshper_lightning.policy.preparation import prepare, prepared_under
 from freshper_lightning.replay import TDError
 from freshper_lightning.replay.clock import DRIFT_CLOCKS
 from freshper_lightning.rollout.collector import Collection, Collector, EnvironmentConfig, Play
@@ -102,6 +103,7 @@ class RolloutCallback(Callback):
         self.engine: RolloutEngine | None = None
         self._collectors: list[Collector] = []
         self._learning_rate = 0.0
+        self._visits = Visits()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse what cannot work, before a model is loaded."""
@@ -109,12 +111,11 @@ class RolloutCallback(Callback):
         check_configuration(trainer, module, self)
         data = replay_data(trainer)
         if data is not None:
-            needed = module.algorithm.needs_preparation()
-            prepared = partial(prepare, module, reduce=summing(trainer)) if needed else None
+            prepared = None
+            if module.algorithm.needs_preparation():
+                prepared = Preparation(partial(prepare, module, reduce=summing(trainer)), prepared_under(module))
             size, longest = self.groups * self.group_size, self.engine_config.max_model_len
-            data.bind(size, lambda: self.clock, self.group_size, prepared, longest)
-            if isinstance(data.buffer.priority, TDError):
-                data.measure = partial(priorities_at_collection, module, data.buffer.priority)
+            data.bind(size, lambda: self.clock, self.group_size, prepared, longest, _measure(module, data))
 
     def collector(
         self, trainer: Trainer, module: PolicyModule, environment: EnvironmentConfig | None = None
@@ -237,17 +238,20 @@ class RolloutCallback(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Advance the clock after an applied update and ask for the next draw's snapshot."""
-        module = policy_module(pl_module)
+        """Advance the clock after an applied update, write back what its batch showed, ask for the next snapshot."""
+        module, data = policy_module(pl_module), replay_data(trainer)
+        if data is not None:
+            self._visits.add(data, batch)
         if (batch_idx + 1) % trainer.accumulate_grad_batches:
             return
-        data = replay_data(trainer)
         if module.applied:
             measured = data is not None and self.measures_drift(data)
             drift = self.drift_meter.after(trainer, module) if measured else 0.0
-            self.clock = self.clock.after_update(self._learning_rate, drift)
+            self.clock = self.clock.after_update(self._learning_rate * module.guard_factor, drift)
         if data is not None:
-            data.buffer.prefetch(self.clock)
+            self._visits.write_back(data)
+            if not data.rewrites_freshness:  # FreshnessCallback has more to write, and then asks itself
+                data.buffer.prefetch(self.clock)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Leave a checkpoint of the last good update where a loss broke; every rank raises that error together."""
@@ -281,6 +285,13 @@ class RolloutCallback(Callback):
 def clock_of(state: Mapping[str, Any]) -> ClockReading:
     """The clock in a state of :class:`RolloutCallback`; one that the state does not know yet stands at 0."""
     return ClockReading(**{f.name: state[f.name] for f in fields(ClockReading) if f.name in state})
+
+
+def _measure(module: PolicyModule, data: ReplayDataModule) -> Measure | None:
+    priority = data.buffer.priority
+    if not isinstance(priority, TDError):
+        return None
+    return partial(priorities_at_collection, module, priority, visited_first=data.epochs > 0)
 
 
 class _Scorer:

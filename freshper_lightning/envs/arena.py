@@ -95,6 +95,4 @@ def _library() -> Any:
     try:
         return importlib.import_module("textarena")
     except ModuleNotFoundError as error:
-        raise ValueError(
-            "this environment needs the package textarena: pip install 'freshper-lightning[textarena]'"
-        ) from error
+        raise ValueError("this environment needs the package textarena: pip install -e '.[textarena]'") from error

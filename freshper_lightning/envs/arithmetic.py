@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from freshper_lightning.envs.protocol import spoken
 from freshper_lightning.envs.question import QuestionEnv
 
 ISOLATE = r"\d| [-+=] "
@@ -129,13 +130,5 @@ def _worked(calculation: Calculation, noise: float, rng: np.random.Generator) ->
 
 
 def corpus(n: int, seed: int, **kwargs: Any) -> Iterator[str]:
-    """Everything said in ``n`` demonstrations, for training a tokenizer.
-
-    Messages come apart, headed by their role on a line of its own, as templates in the style of ChatML show them;
-    the head of a reply comes alone, because it is part of the prompt.
-    """
-    for episode in range(n):
-        for observation, reply in demonstrate(seed + episode, 0.5, **kwargs):
-            yield f"user\n{observation}"
-            yield "assistant\n"
-            yield reply
+    """Everything said in ``n`` demonstrations, for training a tokenizer."""
+    return spoken(turn for episode in range(seed, seed + n) for turn in demonstrate(episode, 0.5, **kwargs))

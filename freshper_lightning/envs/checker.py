@@ -208,8 +208,7 @@ def shared_pool(limits: CheckLimits) -> CheckerPool:
     for package in ("math_verify", "psutil"):
         if find_spec(package) is None:
             raise ValueError(
-                f"answers='expression' needs the package {package}: pip install 'freshper-lightning[math]',"
-                " or answers='number'"
+                f"answers='expression' needs the package {package}: pip install -e '.[math]', or answers='number'"
             )
     return _SHARED.setdefault(limits, CheckerPool(limits))
 

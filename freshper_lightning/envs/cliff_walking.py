@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from freshper_lightning.envs.frames import BLACK, BLUE, GREEN, WHITE, Figure, Picture
-from freshper_lightning.envs.grid import REPLY_RULE, Cell, GridGame, beside, imperfect_play, isolate, spoken
+from freshper_lightning.envs.grid import REPLY_RULE, Cell, GridGame, beside, imperfect_play, isolate
+from freshper_lightning.envs.protocol import spoken
 
 ROWS, COLUMNS = 4, 12
 START: Cell = (ROWS - 1, 0)
@@ -112,5 +113,4 @@ def demonstrate(seed: int, noise: float, **kwargs: Any) -> list[tuple[str, str]]
 
 def corpus(n: int, seed: int, **kwargs: Any) -> Iterator[str]:
     """Everything said in ``n`` episodes of random play, for training a tokenizer."""
-    for episode in range(seed, seed + n):
-        yield from spoken(demonstrate(episode, 1.0, **kwargs))
+    return spoken(turn for episode in range(seed, seed + n) for turn in demonstrate(episode, 1.0, **kwargs))

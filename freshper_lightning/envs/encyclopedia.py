@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from freshper_lightning.envs.protocol import spoken
 from freshper_lightning.envs.search import SearchQuestion
 from freshper_lightning.retrieval import build_index
 
@@ -175,7 +176,7 @@ def demonstrate(seed: int, noise: float, **kwargs: Any) -> list[tuple[str, str]]
 
 
 def corpus(n: int, seed: int, **kwargs: Any) -> Iterator[str]:
-    """Everything said in ``n`` episodes of clumsy play, for training a tokenizer; see FrozenLake's.
+    """Everything said in ``n`` episodes of clumsy play, for training a tokenizer.
 
     Syllables and values come once per episode as well: each is to become one token, whether it is played or not.
     """
@@ -186,7 +187,4 @@ def corpus(n: int, seed: int, **kwargs: Any) -> Iterator[str]:
         files = {"questions": f"{folder}/train.jsonl", "index": f"{folder}/index"}
         for episode in range(n):
             yield words
-            for observation, reply in demonstrate(seed + episode, 0.4, **files, **kwargs):
-                yield f"user\n{observation}"
-                yield "assistant\n"
-                yield reply
+            yield from spoken(demonstrate(seed + episode, 0.4, **files, **kwargs))

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from freshper_lightning.envs.frames import BLACK, BLUE, GREEN, ICE, Figure, Picture
-from freshper_lightning.envs.grid import ACTIONS, REPLY_RULE, Cell, GridGame, beside, imperfect_play, isolate, spoken
+from freshper_lightning.envs.grid import ACTIONS, REPLY_RULE, Cell, GridGame, beside, imperfect_play, isolate
+from freshper_lightning.envs.protocol import spoken
 
 PLAYER, FROZEN, HOLE, GOAL = "P", "_", "O", "G"
 PLAYER_IN_HOLE, PLAYER_ON_GOAL = "X", "√"
@@ -179,5 +180,4 @@ def demonstrate(seed: int, noise: float, **kwargs: Any) -> list[tuple[str, str]]
 
 def corpus(n: int, seed: int, **kwargs: Any) -> Iterator[str]:
     """Everything said in ``n`` episodes of random play, for training a tokenizer."""
-    for episode in range(seed, seed + n):
-        yield from spoken(demonstrate(episode, 1.0, **kwargs))
+    return spoken(turn for episode in range(seed, seed + n) for turn in demonstrate(episode, 1.0, **kwargs))

@@ -2,7 +2,7 @@
 
 import string
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, TypeAlias
 
 import gymnasium
@@ -161,15 +161,3 @@ def isolate(symbols: Iterable[str]) -> str:
     Those are map cells of ``symbols`` (with the blank or newline ahead), actions and digits.
     """
     return rf"[ \n]?[{''.join(symbols)}](?=[ \n]|$)|{'|'.join(ACTIONS)}|\d"
-
-
-def spoken(turns: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """What a tokenizer sees of a demonstration.
-
-    Messages come apart, headed by their role on a line of its own, as templates in the style of ChatML show them;
-    the head of a reply comes alone, because it is part of the prompt.
-    """
-    for observation, reply in turns:
-        yield f"user\n{observation}"
-        yield "assistant\n"
-        yield reply

@@ -5,7 +5,7 @@ import importlib
 import inspect
 import re
 import string
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import gymnasium
@@ -104,3 +104,15 @@ def _unknown(env_id: str) -> str:
         f"environment id {env_id!r} is not registered; did you mean {' or '.join(named)}? "
         "(an id of the form module:Name-v0 imports the module that registers it)"
     )
+
+
+def spoken(turns: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """What a tokenizer sees of a demonstration.
+
+    Messages come apart, headed by their role on a line of its own, as templates in the style of ChatML show them;
+    the head of a reply comes alone, because it is part of the prompt.
+    """
+    for observation, reply in turns:
+        yield f"user\n{observation}"
+        yield "assistant\n"
+        yield reply

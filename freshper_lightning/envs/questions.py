@@ -1,14 +1,14 @@
 """Questions with one answer each, from a JSONL file or a data set."""
 
 import importlib
-import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal, get_args
+
+from freshper_lightning.jsonl import read_jsonl
 
 MARKER = "####"
 """Stands ahead of the final answer in GSM8K's solutions."""
@@ -123,15 +123,14 @@ class QuestionSource:
         return _read(self)
 
     def _rows(self) -> Iterable[Mapping[str, Any]]:
-        return _json_rows(self.path) if self.path is not None else self._dataset_rows()
+        return read_jsonl(self.path, "path") if self.path is not None else self._dataset_rows()
 
     def _dataset_rows(self) -> Iterable[Mapping[str, Any]]:
         try:
             datasets = importlib.import_module("datasets")
         except ModuleNotFoundError as error:
             raise ValueError(
-                f"dataset={self.dataset!r} needs the package datasets: pip install 'freshper-lightning[datasets]', or"
-                " use path"
+                f"dataset={self.dataset!r} needs the package datasets: pip install -e '.[datasets]', or use path"
             ) from error
         try:
             rows: Iterable[Mapping[str, Any]] = datasets.load_dataset(self.dataset, self.config, split=self.split)
@@ -162,19 +161,3 @@ def _read(source: QuestionSource) -> QuestionSet:
     if not questions:
         raise ValueError(f"{source} holds no questions")
     return QuestionSet(questions)
-
-
-def _json_rows(path: str) -> Iterator[Mapping[str, Any]]:
-    if not Path(path).is_file():
-        raise ValueError(f"path={path!r} is not a file; it must be a JSONL file of questions")
-    with Path(path).open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"path={path!r}: line {number} is not JSON: {error}") from error
-            if not isinstance(row, dict):
-                raise ValueError(f"path={path!r}: line {number} must be a JSON object, not {line.strip()[:80]}")
-            yield row

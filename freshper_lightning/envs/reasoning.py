@@ -71,5 +71,5 @@ def _library() -> Any:
         return importlib.import_module("reasoning_gym")
     except ModuleNotFoundError as error:
         raise ValueError(
-            "this environment needs the package reasoning-gym: pip install 'freshper-lightning[reasoning-gym]'"
+            "this environment needs the package reasoning-gym: pip install -e '.[reasoning-gym]'"
         ) from error

@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 
 from freshper_lightning.envs import sokoban_levels as xsb
 from freshper_lightning.envs.frames import BLUE, BROWN, GRAY, GREEN, RED, WHITE, Figure, Picture
-from freshper_lightning.envs.grid import REPLY_RULE, Cell, GridGame, imperfect_play, isolate, spoken
+from freshper_lightning.envs.grid import REPLY_RULE, Cell, GridGame, imperfect_play, isolate
+from freshper_lightning.envs.protocol import spoken
 from freshper_lightning.envs.sokoban_generator import LevelSettings, draw_level, solutions
 from freshper_lightning.envs.sokoban_levels import Level, read_xsb
 
@@ -155,5 +156,4 @@ def demonstrate(seed: int, noise: float, **kwargs: Any) -> list[tuple[str, str]]
 
 def corpus(n: int, seed: int, **kwargs: Any) -> Iterator[str]:
     """Everything said in ``n`` episodes of random play, for training a tokenizer."""
-    for episode in range(seed, seed + n):
-        yield from spoken(demonstrate(episode, 1.0, **kwargs))
+    return spoken(turn for episode in range(seed, seed + n) for turn in demonstrate(episode, 1.0, **kwargs))

@@ -41,6 +41,8 @@ class SavedRun:
             ConfigurationError: One of the two is missing or damaged, they do not fit together, or the run has no
                 buffer.
         """
+        if not Path(checkpoint).is_file():
+            raise ConfigurationError(f"checkpoint={checkpoint!r} is not a file")
         path = _config_of(Path(checkpoint)) if config is None else Path(config)
         settings = _settings(path)
         content = ReplayCheckpointIO().load_checkpoint(checkpoint, map_location="meta")

@@ -116,13 +116,13 @@ class BasePolicy:
     """
 
     def __init__(self, net: "PolicyNet") -> None:
-        self._net = net
+        self.net = net
 
     @torch.no_grad()
     def __call__(self, *args: Any, **kwargs: Any) -> TokenStatistics:
         """As :meth:`PolicyNet.forward`."""
         from peft.helpers import rescale_adapter_scale
 
-        with rescale_adapter_scale(self._net.model, 0):
-            statistics: TokenStatistics = self._net(*args, **kwargs)
+        with rescale_adapter_scale(self.net.model, 0):
+            statistics: TokenStatistics = self.net(*args, **kwargs)
         return statistics

@@ -1,11 +1,7 @@
 """The LightningModule: one training step, one optimizer, and the rule by which an update is skipped."""
 
-import logging
-import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +13,6 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
-from transformers import AutoTokenizer
 
 from freshper_lightning.algorithms.base import Algorithm
 from freshper_lightning.algorithms.ess import ess_of_moments, pooled_moments, weight_moments
@@ -28,12 +23,11 @@ from freshper_lightning.policy.critic import CriticSettings
 from freshper_lightning.policy.learning_rate import scaled_learning_rate
 from freshper_lightning.policy.lora import BasePolicy, LoraSettings
 from freshper_lightning.policy.net import PolicyNet
+from freshper_lightning.policy.optimization import apply_settings, checked_optimizer
 from freshper_lightning.policy.packing import Phase, TrajectoryBatch
 from freshper_lightning.policy.saved import is_frozen, parts, require_parts
-from freshper_lightning.policy.scoring import num_passes, token_log_probs
+from freshper_lightning.policy.scoring import chunks, evaluate, token_log_probs
 from freshper_lightning.trajectory import Trajectory
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -82,7 +76,8 @@ class PolicyModule(LightningModule):
             critic: The value head that PPO needs and nothing else may have.
             compile: Compile the decoder layers; needs a C++ compiler on a CPU, Triton on a GPU.
             max_micro_batch_tokens: Most tokens of a micro-batch, with the room left over in its rows; more is an
-                error instead of a lack of memory. Conversations are spread evenly over the micro-batches.
+                error instead of a lack of memory. Conversations are spread evenly over the micro-batches. It also
+                bounds forward passes that score conversations outside of an update.
         """
         super().__init__()
         if temperature <= 0:
@@ -159,15 +154,7 @@ class PolicyModule(LightningModule):
         Raises:
             ConfigurationError: They refuse their settings, or a number is not finite.
         """
-        with _refused("model.optimizer"):
-            optimizer = self._make_optimizer([torch.nn.Parameter(torch.zeros(2, 2))])
-        for name, value in optimizer.defaults.items():
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ConfigurationError(f"model.optimizer.{name}={value} must be finite")
-        if self._make_scheduler is not None:
-            with _refused("model.scheduler"):
-                self._make_scheduler(optimizer)
-        return optimizer
+        return checked_optimizer(self._make_optimizer, self._make_scheduler)
 
     def on_train_batch_start(self, batch: TrajectoryBatch, batch_idx: int) -> None:
         """Note, before the step, whether the update is to be skipped."""
@@ -194,8 +181,7 @@ class PolicyModule(LightningModule):
         forward = (batch.input_ids, batch.position_ids, batch.predicted_from, batch.targets, self.temperature)
         reference = batch.reference_log_probs
         if self.reference is not None and self.algorithm.needs_reference() and reference is None:
-            with torch.no_grad():
-                reference = self.reference(*forward).log_probs
+            reference = evaluate(self.reference, batch, self.temperature).log_probs
         log_probs, entropy, values = self.policy(
             *forward, with_entropy=self.algorithm.needs_rollouts, entropy_gradient=self.algorithm.needs_entropy()
         )
@@ -227,24 +213,38 @@ class PolicyModule(LightningModule):
         """
         if self.reference is None:
             raise RuntimeError(f"{self.algorithm} has no reference policy")
-        own = torch.tensor(float(num_passes(len(trajectories))), device=self.device)
-        passes = int(self.trainer.strategy.reduce(own, reduce_op="max"))
+        passes = self.scoring_passes(trajectories)
         with self.trainer.strategy.precision_plugin.forward_context():
-            return token_log_probs(self.reference, trajectories, self.temperature, self.device, passes)
+            return token_log_probs(self.reference, passes, self.temperature, self.device)
+
+    def scoring_passes(self, trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
+        """What each forward pass without gradient holds, within ``max_micro_batch_tokens``; a collective.
+
+        Every rank runs as many passes as the one that needs most, of which the last may be empty.
+        """
+        own = chunks(trajectories, self.max_micro_batch_tokens)
+        return own + [[] for _ in range(int(self._maximum(len(own))) - len(own))]
+
+    def _maximum(self, value: float) -> float:
+        """The largest of all ranks' values."""
+        own = torch.tensor(float(value), device=self.device)
+        return float(self.trainer.strategy.reduce(own, reduce_op="max"))
 
     def require_room(self, batch: TrajectoryBatch) -> None:
-        """Refuse a micro-batch of more tokens than are allowed.
+        """Refuse a micro-batch of more tokens than are allowed, on all ranks together; a collective with a limit.
 
         Raises:
-            ConfigurationError: It has more than ``max_micro_batch_tokens``.
+            ConfigurationError: That of some rank has more than ``max_micro_batch_tokens``.
         """
-        size, limit = batch.input_ids.numel(), self.max_micro_batch_tokens
-        if limit is not None and size > limit:
-            rows, width = batch.input_ids.shape
+        limit = self.max_micro_batch_tokens
+        if limit is None:
+            return
+        size = int(self._maximum(batch.input_ids.numel()))
+        if size > limit:
             raise ConfigurationError(
-                f"model.max_micro_batch_tokens={limit}, but a micro-batch of {len(batch.lengths)} conversations has"
-                f" {rows} rows of {width} tokens; raise trainer.accumulate_grad_batches="
-                f"{self.trainer.accumulate_grad_batches}, or lower data.batch_size or rollout.engine.max_model_len"
+                f"model.max_micro_batch_tokens={limit}, but a micro-batch takes {size} tokens, with the room left over"
+                f" in its rows; raise trainer.accumulate_grad_batches={self.trainer.accumulate_grad_batches}, or lower"
+                " data.batch_size or rollout.engine.max_model_len"
             )
 
     def _require_finite(self, loss: Tensor, batch: TrajectoryBatch) -> None:
@@ -313,7 +313,7 @@ class PolicyModule(LightningModule):
             return
         for optimizer in self.trainer.optimizers:
             for group in optimizer.param_groups:
-                _apply_settings(group, optimizer.defaults)
+                apply_settings(group, optimizer.defaults)
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any | None) -> None:
         """Advance the schedule with applied updates only."""
@@ -370,30 +370,3 @@ class PolicyModule(LightningModule):
         require_parts(checkpoint, self.trainer.ckpt_path, self.lora, self.critic)
         frozen = {name: value for name, value in self.state_dict().items() if is_frozen(name, self.lora)}
         checkpoint["state_dict"] = {**checkpoint["state_dict"], **frozen}
-
-
-@contextmanager
-def _refused(key: str) -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, TypeError) as error:
-        allowed = "numbers in the ranges that its class documents, of which a learning rate is finite and at least 0"
-        raise ConfigurationError(f"{key}: {error}; allowed: {allowed}") from error
-
-
-def _apply_settings(group: dict[str, Any], settings: dict[str, Any]) -> None:
-    for key in settings.keys() & group.keys():
-        configured, restored = settings[key], group[key]
-        # Some optimizers hold their learning rate in a tensor, which rounds it.
-        value = torch.full_like(restored, float(configured)) if isinstance(restored, Tensor) else configured
-        same = list(restored) == list(value) if key == "betas" else bool(restored == value)
-        if not same:
-            logger.warning("model.optimizer: %s=%s instead of the checkpoint's %s", key, configured, restored)
-            group[key] = value
-
-
-def export_policy(net: PolicyNet, source: str | Path, path: str | Path) -> None:
-    """Write ``net`` as an ordinary Hugging Face checkpoint with float32 weights and the tokenizer of ``source``."""
-    Path(path).mkdir(parents=True, exist_ok=True)
-    net.model.save_pretrained(path, state_dict=dict(net.checkpoint_tensors()))
-    AutoTokenizer.from_pretrained(source).save_pretrained(path)

@@ -4,15 +4,27 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 
 from freshper_lightning.algorithms.advantages import Reduce
+from freshper_lightning.algorithms.base import Algorithm
 from freshper_lightning.algorithms.inputs import ValueInputs
-from freshper_lightning.algorithms.ppo import PPO
 from freshper_lightning.policy.module import PolicyModule
 from freshper_lightning.policy.packing import TrajectoryBatch, collate
-from freshper_lightning.policy.scoring import CONVERSATIONS_AT_ONCE, num_passes
+from freshper_lightning.policy.scoring import evaluate
 from freshper_lightning.trajectory import Trajectory
+
+_ESTIMATION = (
+    "estimator",
+    "gamma",
+    "gae_lambda",
+    "rho_bar",
+    "c_bar",
+    "whiten",
+    "advantage_clip",
+    "kl_coefficient",
+    "kl_in",
+)
+"""Settings of PPO that values, rewards and advantages depend on."""
 
 
 def prepare(module: PolicyModule, batches: Sequence[TrajectoryBatch], reduce: Reduce) -> None:
@@ -27,48 +39,50 @@ def prepare(module: PolicyModule, batches: Sequence[TrajectoryBatch], reduce: Re
     collective where parameters are sharded.
 
     Raises:
-        ConfigurationError: A micro-batch is larger than ``max_micro_batch_tokens``.
+        ConfigurationError: A micro-batch of some rank is larger than ``max_micro_batch_tokens``.
     """
     for batch in batches:
         module.require_room(batch)
         _evaluate(module, batch)
-    _reshard(module)
-    if isinstance(module.algorithm, PPO):
+    if module.algorithm.needs_critic():
         size = module.trainer.accumulate_grad_batches
         for first in range(0, len(batches), size):
             _normalize(module.algorithm, batches[first : first + size], reduce)
 
 
-def td_errors(module: PolicyModule, trajectories: Sequence[Trajectory]) -> list[Tensor]:
+def prepared_under(module: PolicyModule) -> dict[str, float | str | bool | None]:
+    """What :func:`prepare` goes by beside the weights, by the keys of the configuration."""
+    algorithm = module.algorithm
+    names = _ESTIMATION if algorithm.needs_critic() else ()
+    settings = {f"model.algorithm.{name}": getattr(algorithm, name) for name in names}
+    return {"model.algorithm": type(algorithm).__name__, "model.temperature": module.temperature, **settings}
+
+
+def errors_under_critic(module: PolicyModule, trajectories: Sequence[Trajectory]) -> list[Tensor]:
     """Float32 [S] on the CPU for each trajectory: TD errors under the present critic; a collective."""
-    own = torch.tensor(float(num_passes(len(trajectories))), device=module.device)
-    passes = int(module.trainer.strategy.reduce(own, reduce_op="max"))
     found: list[Tensor] = []
-    for start in range(0, passes * CONVERSATIONS_AT_ONCE, CONVERSATIONS_AT_ONCE):
-        batch = collate(trajectories[start : start + CONVERSATIONS_AT_ONCE], phase="fresh")
+    for part in module.scoring_passes(trajectories):
+        batch = collate(part, phase="fresh")
         _evaluate(module, batch)
         if not batch.is_filler and batch.td_errors is not None:
             found += batch.td_errors.split(batch.lengths.tolist())
-    _reshard(module)
     return found
 
 
-@torch.no_grad()
 def _evaluate(module: PolicyModule, batch: TrajectoryBatch) -> None:
     moved, algorithm = batch.to(module.device), module.algorithm
-    forward = (moved.input_ids, moved.position_ids, moved.predicted_from, moved.targets, module.temperature)
     with module.trainer.precision_plugin.forward_context():
-        if module.reference is not None and isinstance(algorithm, PPO):
-            moved.reference_log_probs = module.reference(*forward).log_probs
+        if module.reference is not None and algorithm.needs_critic():
+            moved.reference_log_probs = evaluate(module.reference, moved, module.temperature).log_probs
             batch.reference_log_probs = moved.reference_log_probs.cpu()
-        log_probs, _, values = module.policy(*forward)
+        log_probs, _, values = evaluate(module.policy, moved, module.temperature)
     batch.proximal_log_probs = log_probs.cpu()
-    if values is not None and isinstance(algorithm, PPO):
+    if values is not None and algorithm.needs_critic():
         _estimate(algorithm, batch, moved, log_probs, values)
 
 
 def _estimate(
-    algorithm: PPO, batch: TrajectoryBatch, moved: TrajectoryBatch, log_probs: Tensor, values: Tensor
+    algorithm: Algorithm, batch: TrajectoryBatch, moved: TrajectoryBatch, log_probs: Tensor, values: Tensor
 ) -> None:
     """Fill in what follows from values, out of ``moved``, which is the batch on the device of the network."""
     assert moved.rewards is not None
@@ -79,15 +93,10 @@ def _estimate(
     batch.td_errors, batch.advantages = found.td_errors.cpu(), found.advantages.cpu()
 
 
-def _normalize(algorithm: PPO, batches: Sequence[TrajectoryBatch], reduce: Reduce) -> None:
+def _normalize(algorithm: Algorithm, batches: Sequence[TrajectoryBatch], reduce: Reduce) -> None:
     """Whiten the advantages of one optimizer batch; the dummy tokens of fillers take no part."""
     filled = [batch for batch in batches if not batch.is_filler]
     pieces = [batch.token_advantages() for batch in filled]
     normalized = algorithm.normalized(torch.cat([torch.empty(0), *pieces]), reduce)
     for batch, piece in zip(filled, normalized.split([len(piece) for piece in pieces]), strict=True):
         batch.advantages = piece
-
-
-def _reshard(module: PolicyModule) -> None:
-    if isinstance(module.policy, FSDPModule):
-        module.policy.reshard()  # a backward pass would; without one the weights of the root stay gathered

@@ -26,6 +26,8 @@ class Priority(ABC):
     """Whether training measures the priority anew on every visit and writes it back; otherwise collection fixes it."""
     needs_critic: ClassVar[bool] = False
     """Whether the priority only exists where a critic is trained."""
+    needs_advantages: ClassVar[bool] = False
+    """Whether the priority only exists where collection fixes advantages."""
 
     @abstractmethod
     def base(self, trajectory: Trajectory) -> float:
@@ -94,6 +96,8 @@ class AbsoluteAdvantage(_OffsetPriority):
     Source: Ma et al. 2026 (2604.16918), with the mean taken over trained tokens only.
     """
 
+    needs_advantages: ClassVar[bool] = True
+
     def base(self, trajectory: Trajectory) -> float:
         """``sum_t tokens_t |A_t| / sum_t tokens_t + eps``.
 
@@ -133,9 +137,9 @@ class GroupSpread(_OffsetPriority):
 class TDError(_OffsetPriority):
     """Mean of ``|TD error|`` over the sampled tokens, plus eps; measured by a critic, never guessed. Rewritten.
 
-    The trainer of the critic measures the errors, and hands ``measured`` of them to ``priorities`` of
-    :meth:`freshper_lightning.replay.ReplayBuffer.add` at collection, and after a visit to
-    :meth:`freshper_lightning.replay.ReplayBuffer.update_priorities`.
+    The trainer of the critic measures the errors, and hands ``measured`` of them after a visit to
+    :meth:`freshper_lightning.replay.ReplayBuffer.update_priorities`. What may be drawn before its first visit needs
+    them as ``priorities`` of :meth:`freshper_lightning.replay.ReplayBuffer.add`.
     Source: Schaul et al. 2016 (1511.05952), section 3.3, proportional variant.
     """
 

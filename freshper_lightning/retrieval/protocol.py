@@ -48,4 +48,4 @@ def optional_package(name: str, needed_by: str) -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise ValueError(f"{needed_by} needs the package {name}: pip install 'freshper-lightning[search]'") from error
+        raise ValueError(f"{needed_by} needs the package {name}: pip install -e '.[search]'") from error

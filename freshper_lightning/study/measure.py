@@ -10,7 +10,7 @@ from torch import Tensor
 
 from freshper_lightning.callbacks.rollout import RolloutCallback
 from freshper_lightning.policy.net import PolicyNet
-from freshper_lightning.policy.scoring import num_passes, token_log_probs
+from freshper_lightning.policy.scoring import chunks, token_log_probs
 from freshper_lightning.rollout.seeds import stable_hash
 from freshper_lightning.study.alignment import Alignment
 from freshper_lightning.study.bootstrap import Estimate, resamples
@@ -84,7 +84,7 @@ class Study:
 
     def _log_probs(self, net: PolicyNet, groups: Groups) -> list[Tensor]:
         items = [item for group in groups for item in group]
-        return token_log_probs(net, items, self.rollout.sampling.temperature, self.device, num_passes(len(items)))
+        return token_log_probs(net, chunks(items), self.rollout.sampling.temperature, self.device)
 
 
 def _grouped(values: Sequence[Tensor], groups: Groups) -> list[list[Tensor]]:

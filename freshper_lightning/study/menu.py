@@ -1,6 +1,6 @@
 """The losses that are compared: one set of advantages, one aggregation, so that only the correction differs."""
 
-from freshper_lightning.algorithms import CISPO, GRPO, GSPO, M2PO, MIS, TIS, TOPR, DecoupledPPO, Reinforce
+from freshper_lightning.algorithms import CISPO, GRPO, GSPO, M2PO, MIS, TIS, TOPR, DecoupledGRPO, Reinforce
 
 ON_POLICY = GRPO()
 """The loss of the fresh gradient: on fresh data every bound of it is idle, and it is REINFORCE on group advantages."""
@@ -12,7 +12,7 @@ MENU: dict[str, Reinforce] = {
     "M2PO": M2PO(),
     "TIS, token": TIS(),
     "CISPO": CISPO(),
-    "decoupled": DecoupledPPO(),
+    "decoupled": DecoupledGRPO(),
     "TIS, sequence": TIS(weight_level="sequence"),
     "importance sampling, sequence, uncapped": TIS(weight_level="sequence", weight_cap=1e9),
     "MIS, sequence": MIS(),

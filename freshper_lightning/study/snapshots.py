@@ -9,7 +9,7 @@ from lightning import Callback, LightningModule, Trainer
 
 from freshper_lightning.callbacks.parts import callback_of, policy_module
 from freshper_lightning.callbacks.rollout import RolloutCallback
-from freshper_lightning.policy.module import export_policy
+from freshper_lightning.policy.export import export_policy
 
 
 class PolicySnapshots(Callback):

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from freshper_lightning.algorithms import PPO, Reinforce
 from freshper_lightning.algorithms.advantages import (
     EPSILON,
     Reduce,
@@ -202,16 +203,37 @@ def test_whitening_is_exact_for_a_large_common_offset():
 
 
 def test_baseline_comes_before_whitening_and_whitening_before_the_clip():
-    # Group 0: 1, 0 gives +1, -1 (mean_std); group 1: 10, 10 gives 0, 0. On 2, 1, 1, 1 tokens the mean is 1/5 and the
-    # variance 3/5 - 1/25 = 14/25, so that the values are 4, -6, -1, -1 over sqrt(14); the clip bounds the first two.
-    trajectories = [episode(0, 0, 1.0, (2,)), episode(0, 1, 0.0), episode(1, 0, 10.0), episode(1, 1, 10.0)]
-    expected = torch.tensor([4.0, -6.0, -1.0, -1.0]) / 14**0.5
+    # Returns 1, 0 give +1, -1 (mean_std). On 2 tokens and 1 the mean is 1/3 and the variance 1 - 1/9 = 8/9, so that the
+    # values are 2/3 and -4/3 over sqrt(8)/3; the clip bounds the second.
+    trajectories = [episode(0, 0, 1.0, (2,)), episode(0, 1, 0.0)]
+    expected = torch.tensor([2.0, -4.0]) / 8**0.5
     result = advantages_of(trajectories, "mean_std", whiten=True)
     torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-6)
     clipped = advantages_of(trajectories, "mean_std", whiten=True, clip=0.9)
     torch.testing.assert_close(clipped, expected.clamp(-0.9, 0.9), rtol=1e-5, atol=1e-6)
-    assert clipped[0] == pytest.approx(0.9)
     assert clipped[1] == pytest.approx(-0.9)
+
+
+@pytest.mark.parametrize("baseline", ["mean", "mean_std", "leave_one_out"])
+def test_a_group_of_equal_outcomes_stays_at_zero_and_out_of_the_moments_of_whitening(baseline):
+    # Group 0 is at +c, -c on 2 and 8 tokens: mean -6c/10, variance c^2 - (6c/10)^2, deviation 8c/10; so 2 and -1/2.
+    # With the 6 tokens of group 1 at 0 the mean would be -6c/16, and these tokens would move by it.
+    trajectories = [
+        *(episode(0, 0, 1.0, (2,)), episode(0, 1, 0.0, (5, 3))),
+        *(episode(1, 0, 1.0, (3,)), episode(1, 1, 1.0, (1, 2))),
+        # Rounding only: 0.3 - 0.2 is not 0.1 in floating point.
+        *(episode(2, 0, 0.1), episode(2, 1, 0.3, penalty=-0.2)),
+    ]
+    result = advantages_of(trajectories, baseline, whiten=True)
+    torch.testing.assert_close(result[:3], torch.tensor([2.0, -0.5, -0.5]), rtol=1e-5, atol=0)
+    assert result[3:].tolist() == [0.0] * 5
+
+
+def test_without_a_baseline_a_group_of_equal_outcomes_is_whitened_like_any_other():
+    # Returns 1, 0, 1, 1: mean 3/4, deviation sqrt(3)/4.
+    trajectories = [episode(0, 0, 1.0), episode(0, 1, 0.0), episode(1, 0, 1.0), episode(1, 1, 1.0)]
+    expected = torch.tensor([1.0, -3.0, 1.0, 1.0]) / 3**0.5
+    torch.testing.assert_close(advantages_of(trajectories, "none", whiten=True), expected, rtol=1e-5, atol=0)
 
 
 def test_order_of_trajectories_does_not_matter():
@@ -229,17 +251,39 @@ def test_no_trajectories_still_take_part_in_the_collectives():
 
     def reduce(tensor: Tensor) -> Tensor:
         calls.append(tuple(tensor.shape))
-        return tensor + 1.0
+        return tensor
 
     assert compute_advantages([], reduce, baseline="mean", whiten=True, clip=1.0) == []
-    assert calls == [(2,), ()]
+    assert calls == [(), (2,), ()]
 
 
-def test_collectives_are_not_called_without_whitening():
+def test_without_whitening_ranks_agree_on_their_groups_and_on_nothing_else():
+    calls = []
+
     def reduce(tensor: Tensor) -> Tensor:
-        raise AssertionError("called")
+        calls.append(tensor.tolist())
+        return tensor
 
     assert advantages_of([episode(0, 0, 1.0), episode(0, 1, 0.0)], "mean", reduce=reduce).tolist() == [0.5, -0.5]
+    assert calls == [0.0]
+
+
+@pytest.mark.parametrize("algorithm", [Reinforce(), PPO()])
+def test_what_one_rank_refuses_stops_all_of_them(algorithm):
+    messages = {}
+
+    def work(shard: list[Trajectory], reduce: Reduce) -> Tensor:
+        with pytest.raises(ValueError, match=r"finite|another rank") as caught:
+            algorithm.advantages(shard, reduce)
+        messages[shard[0].group] = str(caught.value)
+        return torch.empty(0)
+
+    broken = [episode(0, 0, 1.0), episode(0, 1, float("nan"))]
+    on_ranks([broken, [episode(1, 0, 1.0), episode(1, 1, 0.0)]], work)
+    assert messages == {
+        0: "member 1 of group 0 has the training return nan, which is not finite",
+        1: "the groups of another rank are refused; its own error says why",
+    }
 
 
 def test_an_incomplete_group_is_refused():

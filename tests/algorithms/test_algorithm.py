@@ -22,7 +22,7 @@ from freshper_lightning.algorithms import (
     SFT,
     TIS,
     TOPR,
-    DecoupledPPO,
+    DecoupledGRPO,
     DrGRPO,
     LossInputs,
     Reinforce,
@@ -110,12 +110,12 @@ WORKED = {
     # A > 0 weighs 1; below that conversation 0 weighs min(2, 1) and conversation 1 weighs 1/2. Mean of token sums.
     "TOPR": Worked(TOPR(), (-1.0, 4.0, 0.25), (1, -2, -0.5), (0, 1, 0), loss=-((-1.0 + 4.0) + 0.25) / 2),
     # Weights min(1.6, 1.8), min(2, 1.8) and 1/2 times PPO's clip of 1.25, 1/2 and 1: 1.2 x 1, 0.8 x -2, 1 x -1.
-    "DecoupledPPO": Worked(
-        DecoupledPPO(weight_cap=1.8), (1.92, -2.88, -0.5), (0, 0, -0.5), (1, 1, 0), changes=PROXIMAL
+    "DecoupledGRPO": Worked(
+        DecoupledGRPO(weight_cap=1.8), (1.92, -2.88, -0.5), (0, 0, -0.5), (1, 1, 0), changes=PROXIMAL
     ),
     # Proximal / behavior of conversation 0 is 1.6 x 2 = 3.2, capped at 3; current / proximal is 1.25 x 1/2 = 0.625.
     "decoupled sequences": Worked(
-        DecoupledPPO(level="sequence", weight_level="sequence", weight_cap=3.0),
+        DecoupledGRPO(level="sequence", weight_level="sequence", weight_cap=3.0),
         (3 * 0.625, 3 * 0.8 * -2, -0.5),
         (3 * 0.625, 0, -0.5),
         (1, 1, 0),
@@ -256,7 +256,7 @@ def test_reference_and_entropy_are_measured_even_where_they_cost_nothing():
 def test_weights_are_reported_where_the_correction_has_them():
     assert "weight" not in Reinforce().loss(three_tokens()).token_metrics
     torch.testing.assert_close(TIS().loss(three_tokens()).token_metrics["weight"], torch.tensor([2.0, 1.0, 0.5]))
-    metrics = DecoupledPPO().loss(three_tokens(**PROXIMAL)).token_metrics
+    metrics = DecoupledGRPO().loss(three_tokens(**PROXIMAL)).token_metrics
     torch.testing.assert_close(metrics["weight"], torch.tensor([1.6, 2.0, 0.5]))
     torch.testing.assert_close(metrics["ratio"], torch.tensor([1.25, 0.5, 1.0]))
     torch.testing.assert_close(metrics["log_ratio"], torch.tensor([2.0, 1.0, 0.5]).log())
@@ -278,7 +278,7 @@ def test_log_ratio_is_reported_beyond_the_bound_of_the_ratio():
         Reinforce(surrogate="second_moment"),
         Reinforce(entropy_coefficient=0.1, kl_coefficient=0.2),
         Reinforce(kl_coefficient=0.2, kl_estimator="k2", kl_ratio=False),
-        DecoupledPPO(kl_coefficient=0.2),
+        DecoupledGRPO(kl_coefficient=0.2),
     ],
 )
 @pytest.mark.parametrize("seed", range(3))
@@ -327,7 +327,7 @@ def test_decoupled_is_the_weight_times_bypass_against_the_proximal_policy(kind):
 def test_decoupled_equals_truncated_importance_sampling_where_the_proximal_policy_is_the_current_one():
     inputs = random_inputs([3, 4], seed=13)
     inputs.proximal_log_probs = inputs.log_probs.detach()
-    ours = gradient(DecoupledPPO(), inputs).clone()
+    ours = gradient(DecoupledGRPO(), inputs).clone()
     torch.testing.assert_close(ours, gradient(TIS(), inputs))
 
 

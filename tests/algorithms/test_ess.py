@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from freshper_lightning.algorithms.ess import (
     bucketed,
-    effective_batch_size,
     effective_sample_size,
     ess_of_moments,
     ess_ratio,
@@ -110,24 +109,6 @@ def test_a_trajectory_weighs_the_product_of_its_tokens():
     log_ratios = torch.tensor([2.0, 3.0, 5.0, 7.0]).log()
     weights = sequence_log_weights(log_ratios, torch.tensor([1, 0, 1, 3]), 4)
     torch.testing.assert_close(weights.exp(), torch.tensor([3.0, 10.0, 1.0, 7.0], dtype=torch.float64))
-
-
-def test_effective_batch_size_of_equal_weights_is_the_number_of_distinct_trajectories():
-    assert effective_batch_size(torch.ones(4), torch.tensor([4, 9, 2, 7])) == pytest.approx(4)
-
-
-def test_draws_of_the_same_trajectory_add_their_weights():
-    # Weights 1 + 1, 1, 1: 16 / 6.
-    assert effective_batch_size(torch.ones(4), torch.tensor([5, 9, 5, 7])) == pytest.approx(16 / 6)
-
-
-def test_effective_batch_size_of_a_skipped_draw_is_nan():
-    assert math.isnan(effective_batch_size(torch.zeros(3), torch.arange(3)))
-
-
-def test_negative_importance_weights_are_refused():
-    with pytest.raises(ValueError, match=r"the least is -0\.5"):
-        effective_batch_size(torch.tensor([1.0, -0.5]), torch.arange(2))
 
 
 @given(st.lists(st.lists(st.floats(-1e4, 1e4), max_size=6), min_size=1, max_size=5).filter(any))

@@ -86,6 +86,13 @@ def test_the_largest_squares_are_dropped_until_the_mean_of_the_rest_is_within_bo
         assert outliers.tolist() == [kept < 4, kept < 2, kept < 3, kept < 1], bound
 
 
+def test_an_infinite_log_ratio_is_dropped_and_leaves_other_conversations_alone():
+    log_ratio, advantages = double(math.inf, 0.1, 0.1, 0.4), torch.ones(4).double()
+    outliers = second_moment_outliers(log_ratio, advantages, torch.tensor([0, 0, 1, 1]), torch.tensor([2, 2]), 0.04)
+    # Means of squares: 0.01 and infinity; 0.01 and 0.085.
+    assert outliers.tolist() == [True, False, False, True]
+
+
 def test_tokens_that_move_back_towards_one_are_never_dropped():
     log_ratio, advantages = double(3.0, -3.0, 0.1, 5.0), double(-1.0, 1.0, 1.0, 0.0)
     segments, lengths = torch.zeros(4, dtype=torch.int64), torch.tensor([4])

@@ -12,12 +12,20 @@ from tests.algorithms.episodes import alone, episode
 GROUPS, SIZE, DRAWS = 60, 4, 4000
 
 
+WHITENED = Reinforce(baseline="mean_std")
+"""Whitened over episodes of different lengths, so that the mean over tokens is not 0."""
+
+
 def scattered(algorithm):
     """Groups of which a third have different outcomes, with their advantages, in an order that tears groups apart."""
     scores = np.random.default_rng(0).random((GROUPS, SIZE))
     scores[np.arange(GROUPS) % 3 > 0] = 1.0
+    lengths = np.random.default_rng(3).integers(1, 6, (GROUPS, SIZE))
     collected = algorithm.advantages(
-        [episode(group, member, float(scores[group, member])) for group in range(GROUPS) for member in range(SIZE)],
+        [
+            episode(group, member, float(scores[group, member]), (int(lengths[group, member]),))
+            for group, member in np.ndindex(GROUPS, SIZE)
+        ],
         alone,
     )
     return [collected[index] for index in np.random.default_rng(1).permutation(len(collected))]
@@ -35,16 +43,18 @@ def share_with_signal(trajectories):
     return float(np.mean([bool(item.advantages.any()) for item in trajectories]))
 
 
-def test_a_uniform_draw_has_the_share_of_signal_that_the_buffer_has():
-    trajectories = scattered(GRPO())
+@pytest.mark.parametrize("algorithm", [GRPO(), WHITENED])
+def test_a_uniform_draw_has_the_share_of_signal_that_the_buffer_has(algorithm):
+    trajectories = scattered(algorithm)
     stored = share_with_signal(trajectories)
     assert stored == pytest.approx(1 / 3)
     deviation = (stored * (1 - stored) / DRAWS) ** 0.5
     assert abs(share_with_signal(drawn(trajectories, UniformPriority())) - stored) < 4 * deviation
 
 
-def test_a_draw_by_advantage_is_all_signal():
-    assert share_with_signal(drawn(scattered(GRPO()), AbsoluteAdvantage(eps=0.0))) == 1.0
+@pytest.mark.parametrize("algorithm", [GRPO(), WHITENED])
+def test_a_draw_by_advantage_is_all_signal(algorithm):
+    assert share_with_signal(drawn(scattered(algorithm), AbsoluteAdvantage(eps=0.0))) == 1.0
 
 
 def test_a_filter_keeps_what_has_no_signal_out_of_the_buffer():
@@ -53,19 +63,18 @@ def test_a_filter_keeps_what_has_no_signal_out_of_the_buffer():
     assert share_with_signal(drawn(trajectories, UniformPriority())) == 1.0
 
 
-@pytest.mark.parametrize("algorithm", [GRPO(), Reinforce(baseline="mean_std", advantage_clip=0.2)])
+@pytest.mark.parametrize("algorithm", [GRPO(), WHITENED, Reinforce(baseline="mean_std", advantage_clip=0.2)])
 def test_a_draw_of_lone_members_has_a_gradient(algorithm):
     """No two of one group: statistics over the batch's own groups would make every advantage 0."""
     lone = {item.group: item for item in drawn(scattered(algorithm), AbsoluteAdvantage(eps=0.0))}
     batch = list(lone.values())
-    count = len(batch)
+    lengths = torch.tensor([item.num_sampled for item in batch])
+    count, segments = int(lengths.sum()), torch.arange(len(batch)).repeat_interleave(lengths)
     log_probs = torch.full((count,), -0.5, requires_grad=True)
     advantages = torch.cat([item.token_advantages() for item in batch])
     behavior = torch.cat([item.behavior_log_probs for item in batch])
-    weights, segments = torch.full((count,), 1 / count), torch.arange(count)
-    inputs = LossInputs(
-        log_probs, behavior, advantages, weights, torch.ones(count), segments, torch.ones_like(segments)
-    )
+    coefficients = torch.full((count,), 1 / count)
+    inputs = LossInputs(log_probs, behavior, advantages, coefficients, torch.ones(count), segments, lengths)
     algorithm.loss(inputs).loss.backward()
     assert bool((log_probs.grad != 0).all())
     torch.testing.assert_close(log_probs.grad, -advantages / count)

@@ -5,21 +5,21 @@ import re
 import pytest
 from jsonargparse import ArgumentError, ArgumentParser
 
-from freshper_lightning.algorithms import GRPO, GSPO, SFT, Algorithm, DrGRPO, ESSGuard, Reinforce
+from freshper_lightning.algorithms import GRPO, GSPO, PPO, SFT, Algorithm, DrGRPO, ESSGuard, Reinforce
 
 IS = "importance_sampling"
 
 
 def test_needs_follow_from_the_coefficients():
     assert (Reinforce.needs_rollouts, SFT.needs_rollouts) == (True, False)
-    assert not Reinforce().needs_critic
+    assert [algorithm.needs_critic() for algorithm in (Reinforce(), SFT(), PPO())] == [False, False, True]
+    assert [algorithm.value_bound() for algorithm in (GRPO(), PPO(), PPO(value_clip=0.2))] == [None, None, 0.2]
     assert not Reinforce().needs_reference()
     assert not Reinforce().needs_entropy()
     assert Reinforce(kl_coefficient=0.1).needs_reference()
     assert not Reinforce(kl_coefficient=0.1).needs_reference_at_collection()
     in_reward = Reinforce(kl_coefficient=0.1, kl_in="reward", kl_estimator="k1")
     assert (in_reward.needs_reference(), in_reward.needs_reference_at_collection()) == (False, True)
-    assert not Reinforce(kl_in="reward", kl_estimator="k1").needs_reference_at_collection()
     assert [Reinforce(correction=c).needs_proximal() for c in ("bypass", "decoupled", IS)] == [False, True, False]
     assert Reinforce(entropy_coefficient=0.1).needs_entropy()
     assert not SFT().needs_reference()
@@ -78,6 +78,9 @@ def test_needs_follow_from_the_coefficients():
             {"kl_in": "reward", "kl_estimator": "k1", "kl_ratio": False},
             "kl_ratio is False, but kl_in 'reward' allows only True",
         ),
+        ({"kl_estimator": "k2"}, "kl_estimator is k2, but kl_coefficient 0.0 allows only k3"),
+        ({"kl_ratio": False}, "kl_ratio is False, but kl_coefficient 0.0 allows only True"),
+        ({"kl_in": "reward", "kl_estimator": "k1"}, "kl_in is reward, but kl_coefficient 0.0 allows only loss"),
     ],
 )
 @pytest.mark.parametrize("algorithm", [Reinforce, GRPO])
@@ -139,6 +142,7 @@ def test_a_preset_with_a_correction_that_ignores_its_settings_is_refused():
         ({"ess_token": 0.0}, "ess_token must be above 0 and at most 1, not 0.0"),
         ({"ess_sequence": 1.5}, "ess_sequence must be above 0 and at most 1, not 1.5"),
         ({"ess_token": 0.5, "ess_sequence": 0.3}, "ess_token is 0.5, but ess_sequence 0.3 allows only null"),
+        ({"action": "skip"}, "action is skip, but without ess_token or ess_sequence it allows only scale"),
         ({"action": "stop"}, "action must be one of scale, skip, not 'stop'"),
     ],
 )

@@ -5,9 +5,10 @@ from functools import partial
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins import MixedPrecision
 
 from datamodules.demonstrations import DemonstrationsDataModule
-from freshper_lightning.algorithms import GRPO, PPO, SFT, DecoupledPPO, Reinforce
+from freshper_lightning.algorithms import GRPO, PPO, SFT, DecoupledGRPO, ESSGuard, Reinforce
 from freshper_lightning.callbacks.evaluation import EvaluationCallback
 from freshper_lightning.callbacks.progress import LoopProgress
 from freshper_lightning.errors import ConfigurationError
@@ -71,10 +72,22 @@ def _no_model_is_loaded(monkeypatch):
             r"group_size=1.*group_filter=0",
         ),
         (
-            {"algorithm": DecoupledPPO()},
+            {"algorithm": DecoupledGRPO()},
             {"batch_size": 8},
             {},
             r"correction='decoupled' needs at least 2 optimizer batches.*data\.batch_size=8.*=importance_sampling",
+        ),
+        (
+            {"max_micro_batch_tokens": 159},
+            {},
+            {},
+            r"max_micro_batch_tokens=159 must be at least rollout\.engine\.max_model_len=160",
+        ),
+        (
+            {"guard": ESSGuard(ess_token=0.5)},
+            {"replay_updates": 0},
+            {},
+            r"model\.guard=ESSGuard\(ess_token=0\.5.*data\.replay_updates=0 makes none; .*at least 1",
         ),
         ({"algorithm": SFT()}, {}, {}, r"data=ReplayDataModule .*model\.algorithm=SFT.*demonstrations"),
         ({}, {"batch_size": 3}, {}, r"data\.batch_size=3 must divide rollout\.groups x rollout\.group_size = 8"),
@@ -110,6 +123,12 @@ def test_a_policy_gradient_on_demonstrations_is_refused(tmp_path, model_path):
         fit(tmp_path, policy(model_path, algorithm=GRPO()), demonstrations())
 
 
+def test_a_guard_of_replay_updates_is_refused_where_there_is_no_replay(tmp_path, model_path):
+    module = policy(model_path, algorithm=SFT(), guard=ESSGuard(ess_token=0.5))
+    with pytest.raises(ConfigurationError, match=r"model\.guard=ESSGuard.*a data module without replay makes none"):
+        fit(tmp_path, module, demonstrations())
+
+
 def test_a_path_without_a_model_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match=r"model\.path='.*nothing'.*no config\.json"):
         fit(tmp_path, policy(tmp_path / "nothing"), replay_data())
@@ -136,6 +155,11 @@ def test_lines_of_progress_need_an_interval():
             {"engine_config": EngineConfig(name="transformers", max_model_len=4096)},
             {},
             r"rollout\.engine\.max_model_len=4096 must be at most 256",
+        ),
+        (
+            {},
+            {"plugins": [MixedPrecision("16-mixed", "cuda")]},  # its name alone means bf16-mixed on a CPU
+            r"trainer\.precision=16-mixed must be one of 32-true, bf16-mixed: .*overflows",
         ),
         ({}, {"order": "evaluation first"}, r"EvaluationCallback must come after RolloutCallback"),
         (

@@ -8,12 +8,14 @@ import torch
 from lightning import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from freshper_lightning.algorithms import DecoupledPPO, ESSGuard
+from datamodules.epoch import Preparation
+from freshper_lightning.algorithms import PPO, DecoupledGRPO, ESSGuard
 from freshper_lightning.callbacks.freshness import FreshnessCallback
 from freshper_lightning.callbacks.report import read_scalars
 from freshper_lightning.errors import ConfigurationError, NonFiniteError
+from freshper_lightning.policy.critic import CriticSettings
 from freshper_lightning.policy.net import PolicyNet
-from freshper_lightning.replay import ExponentialDecay
+from freshper_lightning.replay import ExponentialDecay, UniformPriority
 from freshper_lightning.trajectory import ClockReading
 from tests.loop import Recorder, fit, policy, replay_data
 from tests.policy.transcripts import statistics
@@ -53,7 +55,7 @@ class Run:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, model_path):
     """Two iterations with one micro-batch per update."""
-    watch, module = Watch(), policy(model_path, algorithm=DecoupledPPO(weight_cap=CAP, clip=CLIP))
+    watch, module = Watch(), policy(model_path, algorithm=DecoupledGRPO(weight_cap=CAP, clip=CLIP))
     data = replay_data(epochs=EPOCHS, replay_updates=K)
     trainer = fit(tmp_path_factory.mktemp("run"), module, data, extra=(watch,))
     assert [batch.phase for batch in watch.batches] == (["fresh"] * 4 + ["replay"] * 4) * 2
@@ -103,7 +105,7 @@ def test_the_ratio_is_one_at_the_first_update_of_an_epoch_and_not_later(run):
 
 def test_the_ratio_is_one_there_in_every_micro_batch_in_low_precision_and_with_recomputation(tmp_path, model_path):
     recorder, options = Recorder(), {"accumulate_grad_batches": 4, "precision": "bf16-mixed"}
-    module = policy(model_path, algorithm=DecoupledPPO(), gradient_checkpointing=True)
+    module = policy(model_path, algorithm=DecoupledGRPO(), gradient_checkpointing=True)
     fit(tmp_path, module, replay_data(), iterations=1, extra=(recorder,), **options)
     for index, seen in enumerate(recorder.observations):
         gap = float((seen.token_metrics["ratio"] - 1).abs().max())
@@ -162,7 +164,7 @@ def test_the_time_of_the_pass_is_logged_where_there_is_one(run, tmp_path, model_
 def test_skipped_epochs_are_prepared_as_all_others_and_change_nothing(tmp_path, model_path):
     watch = Watch()
     data = replay_data(minimum_size=1000, replay_updates=2)
-    module = policy(model_path, algorithm=DecoupledPPO())
+    module = policy(model_path, algorithm=DecoupledGRPO())
     fit(tmp_path, module, data, iterations=1, extra=(watch,), accumulate_grad_batches=2)
     skipped = watch.batches[4:]
     assert len(skipped) == 8
@@ -173,7 +175,7 @@ def test_skipped_epochs_are_prepared_as_all_others_and_change_nothing(tmp_path, 
 def test_guard_freshness_and_drift_see_the_behavior_policy_and_the_updates_of_the_epoch(tmp_path, model_path):
     """Divergences and weights are of current to behavior, as without preparation; so they grow within an epoch."""
     watch = Watch()
-    module = policy(model_path, algorithm=DecoupledPPO(), guard=ESSGuard(ess_token=1.0))
+    module = policy(model_path, algorithm=DecoupledGRPO(), guard=ESSGuard(ess_token=1.0))
     data = replay_data(clock="drift", decay=ExponentialDecay(tau=0.05))
     trainer = fit(
         tmp_path, module, data, iterations=2, extra=(watch,), freshness=FreshnessCallback(measured=True, eta=2.0)
@@ -194,10 +196,10 @@ def test_guard_freshness_and_drift_see_the_behavior_policy_and_the_updates_of_th
         assert log_fresh == pytest.approx(-2.0 * float(divergence[batch.segments == place].mean()), rel=1e-4)
 
 
-def bound(prepare, **fields):
+def bound(fill, settings=None, **fields):
     """A data module without a trainer, whose epochs have two optimizer batches of one micro-batch each."""
     data = replay_data(batch_size=2, **fields)
-    data.bind(4, ClockReading, prepare=prepare)
+    data.bind(4, ClockReading, preparation=None if fill is None else Preparation(fill, settings or {}))
     return data
 
 
@@ -207,8 +209,8 @@ def number(batches):
         batch.proximal_log_probs = torch.full(batch.segments.shape, float(place))
 
 
-def filled(prepare=number, **fields):
-    data = bound(prepare, **fields)
+def filled(fill=number, **fields):
+    data = bound(fill, **fields)
     data.add_fresh([make_trajectory(advantages=(float(i + 1),), member=i) for i in range(4)])
     return data
 
@@ -252,14 +254,66 @@ def test_a_restored_epoch_goes_on_with_what_was_drawn_and_prepared(begun):
 def test_a_state_holds_no_batch_of_the_epoch_that_is_over():
     data = filled()
     data.optimizer_batch(0), data.optimizer_batch(1)
-    assert list(data.state_dict()["epoch"]) == [1]
+    assert list(data.state_dict()["epoch"]["batches"]) == [1]
     data.optimizer_batch(2)
-    assert list(data.state_dict()["epoch"]) == [0, 1]
-    assert replay_data().state_dict()["epoch"] == {}
+    assert list(data.state_dict()["epoch"]["batches"]) == [0, 1]
+    assert replay_data().state_dict()["epoch"]["batches"] == {}
+
+
+def test_a_run_that_prepares_nothing_forgets_the_epoch_that_it_was_resumed_in():
+    """Otherwise its own checkpoints would hand on batches that are long over."""
+    data, other = filled(), bound(None)
+    data.optimizer_batch(2)
+    other.load_state_dict(data.state_dict())
+    other.optimizer_batch(3)
+    assert other.state_dict()["epoch"]["batches"] == {}
+
+
+def test_an_epoch_goes_on_under_the_settings_that_it_was_prepared_under_and_the_next_one_under_any():
+    data, other = filled(settings={"a": 1, "b": 2.5}), bound(number, {"a": 1, "b": 3.5})
+    data.optimizer_batch(2)
+    other.load_state_dict(data.state_dict())
+    with pytest.raises(ConfigurationError, match=r"^b=3\.5, but .* after 1 updates of an epoch .* with 2\.5; resume"):
+        other.optimizer_batch(3)
+    assert other.optimizer_batch(2)
+
+
+UNIFORM = {"priority": UniformPriority(), "replay_updates": 1}
+
+
+def ppo(path, **settings):
+    return policy(path, algorithm=PPO(**settings), critic=CriticSettings())
+
+
+@pytest.fixture(scope="module")
+def half_an_epoch(tmp_path_factory, model_path):
+    """A checkpoint after one of the two updates of the epoch of replay."""
+    folder = tmp_path_factory.mktemp("half")
+    keep = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=3, save_top_k=-1)
+    fit(folder / "run", ppo(model_path), replay_data(**UNIFORM), checkpoint=keep, iterations=1)
+    return str(folder / "step=3.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"gamma": 0.9}, r"model\.algorithm\.gamma=0\.9, but .* prepared with 1\.0"),
+        ({"gae_lambda": 0.5}, r"model\.algorithm\.gae_lambda=0\.5, but .* prepared with"),
+    ],
+)
+def test_a_run_is_not_resumed_inside_an_epoch_with_other_settings_of_its_critic(
+    half_an_epoch, tmp_path, model_path, settings, message
+):
+    with pytest.raises(ConfigurationError, match=message):
+        fit(tmp_path, ppo(model_path, **settings), replay_data(**UNIFORM), ckpt_path=half_an_epoch)
+
+
+def test_what_is_not_prepared_may_change_inside_an_epoch(half_an_epoch, tmp_path, model_path):
+    fit(tmp_path, ppo(model_path, value_coefficient=0.25), replay_data(**UNIFORM), ckpt_path=half_an_epoch)
 
 
 def test_an_epoch_that_has_begun_without_preparation_cannot_be_resumed_with_it():
-    plain, other = filled(prepare=None), bound(number)
+    plain, other = filled(fill=None), bound(number)
     plain.optimizer_batch(2)
     other.load_state_dict(plain.state_dict())
     with pytest.raises(ConfigurationError, match=r"ckpt_path.*after 1 updates of an epoch.*same model\.algorithm"):
@@ -275,12 +329,12 @@ class Breaks(Callback):
 
 
 def test_the_last_good_checkpoint_goes_on_with_the_epoch_that_broke(tmp_path, model_path):
-    module = policy(model_path, algorithm=DecoupledPPO())
+    module = policy(model_path, algorithm=DecoupledGRPO())
     broken, after = Watch(), Watch()
     checkpoint = ModelCheckpoint(tmp_path, save_last=False)
     with pytest.raises(NonFiniteError):
         fit(tmp_path, module, replay_data(), checkpoint=checkpoint, iterations=1, extra=(broken, Breaks()))
-    restored = policy(model_path, algorithm=DecoupledPPO())
+    restored = policy(model_path, algorithm=DecoupledGRPO())
     path = str(tmp_path / "last_good.ckpt")
     fit(tmp_path / "resumed", restored, replay_data(), iterations=1, extra=(after,), ckpt_path=path)
     assert after.batches[0].ids.tolist() == broken.batches[3].ids.tolist()

@@ -14,6 +14,10 @@ class Source:
     micro_batches: int = 2
     updates_per_iteration: int = 3
     asked: list[int] = field(default_factory=list)
+    epochs: int = 1
+
+    def sizes(self):
+        return {"data.epochs": self.epochs, "data.replay_updates": self.updates_per_iteration - self.epochs}
 
     def optimizer_batch(self, update):
         self.asked.append(update)
@@ -81,8 +85,21 @@ def test_a_finished_iteration_may_be_followed_by_longer_ones_and_an_unfinished_o
     for _ in range(4):
         next(batches)
     longer = IterationLoader(Source(updates_per_iteration=5))
-    with pytest.raises(ConfigurationError, match=r"10 batches.*in the middle of one of 6.*data\.replay_updates"):
+    with pytest.raises(ConfigurationError, match=r"data\.replay_updates=4, .* in the middle of an iteration with 2;"):
         longer.load_state_dict(saved.state_dict())
     list(batches)
     longer.load_state_dict(saved.state_dict())
     assert len(list(longer)) == 10
+
+
+def test_iterations_of_equal_length_may_not_be_divided_otherwise_inside_one():
+    """Two passes and one epoch of replay are as many updates as one pass and two epochs of replay."""
+    saved = IterationLoader(Source())
+    batches = iter(saved)
+    for _ in range(4):
+        next(batches)
+    other = IterationLoader(Source(epochs=2))
+    with pytest.raises(ConfigurationError, match=r"data\.epochs=2, but .* in the middle of an iteration with 1;"):
+        other.load_state_dict(saved.state_dict())
+    list(batches)
+    other.load_state_dict(saved.state_dict())

@@ -3,8 +3,6 @@ import random
 import gymnasium
 import pytest
 
-pytest.importorskip("textarena", reason="the extra textarena is not installed")
-
 from freshper_lightning.envs.arena import TextArena
 from freshper_lightning.envs.protocol import make_text_env
 

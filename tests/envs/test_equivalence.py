@@ -115,7 +115,6 @@ WRONG = [
 
 @pytest.fixture(scope="module")
 def pool():
-    pytest.importorskip("math_verify")
     pool = CheckerPool(CheckLimits(check_seconds=60))
     yield pool
     pool.close()

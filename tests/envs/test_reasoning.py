@@ -1,7 +1,5 @@
 import pytest
 
-pytest.importorskip("reasoning_gym", reason="the extra reasoning-gym is not installed")
-
 from freshper_lightning.envs.protocol import make_text_env
 from freshper_lightning.envs.reasoning import ReasoningGym
 from tests.envs.replies import malformed_replies

@@ -85,7 +85,7 @@ def test_a_picture_is_written(capsys, checkpoint, tmp_path):
         (["--png", "a.png"], ["png='a.png'", "ids must name one"]),
         (["--png", "nowhere/a.png", "--ids", "3"], ["png='nowhere/a.png'", "folder that exists"]),
         (["--config", "nowhere.yaml"], ["config='nowhere.yaml' is not a file"]),
-        (["--checkpoint", "nowhere.ckpt"], ["config", "none in"]),
+        (["--checkpoint", "nowhere.ckpt"], ["checkpoint='nowhere.ckpt' is not a file"]),
     ],
 )
 def test_a_mistake_is_named(capsys, checkpoint, arguments, parts):
@@ -116,7 +116,7 @@ def test_a_model_that_is_gone_is_named(capsys, copy):
     assert "model.path='nowhere'" in said
 
 
-@pytest.mark.parametrize(("damaged", "missing"), [("*.ckpt", "there is no checkpoint"), ("*.buffer", "is not there")])
+@pytest.mark.parametrize(("damaged", "missing"), [("*.ckpt", "is not a file"), ("*.buffer", "is not there")])
 def test_a_damaged_or_missing_file_is_named(capsys, copy, damaged, missing):
     (path,) = [path for path in (copy / "checkpoints").glob(damaged) if not path.is_symlink()]
     path.write_bytes(path.read_bytes()[:-2000])
@@ -133,3 +133,7 @@ def test_a_run_without_a_buffer_is_named(capsys, copy):
     path.unlink()
     torch.save(content, path)
     assert "has no replay buffer" in refused(capsys, "--checkpoint", path)
+
+
+def test_a_checkpoint_that_is_not_there_is_named_before_its_configuration(capsys, tmp_path):
+    assert "none.ckpt' is not a file" in refused(capsys, "--checkpoint", tmp_path / "none.ckpt")

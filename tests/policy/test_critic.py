@@ -5,10 +5,11 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from freshper_lightning.algorithms import PPO
+from freshper_lightning.commands import export
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.critic import CriticSettings
+from freshper_lightning.policy.export import export_policy
 from freshper_lightning.policy.lora import LoraSettings, is_adapter
-from freshper_lightning.policy.module import export_policy
 from freshper_lightning.policy.net import PolicyNet
 from freshper_lightning.replay import AbsoluteReward
 from tests.loop import fit, policy, replay_data
@@ -76,15 +77,35 @@ def test_an_engine_and_an_export_are_given_the_policy_without_its_critic(tmp_pat
     assert all(map(torch.equal, again.model.parameters(), net.model.parameters()))
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory, model_path):
-    """Folder of a run with adapters and a critic, and its module."""
-    folder = tmp_path_factory.mktemp("run")
-    module = policy(model_path, algorithm=PPO(), lora=LoraSettings(r=2), critic=CriticSettings())
+def trained(folder, model_path, lora):
+    """Folder of a run with a critic, and its module."""
+    module = policy(model_path, algorithm=PPO(), lora=lora, critic=CriticSettings())
     keep = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=4)
     data = replay_data(priority=AbsoluteReward(), replay_updates=1)
     fit(folder, module, data, iterations=1, checkpoint=keep)
     return folder, module
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, model_path):
+    """A run with adapters and a critic."""
+    return trained(tmp_path_factory.mktemp("run"), model_path, LoraSettings(r=2))
+
+
+def exported_log_probs(run, model_path, path):
+    """Of the exported checkpoint of a run, and of the run's own policy."""
+    export(str(run[0] / "step=4.ckpt"), str(model_path), str(path))
+    with torch.no_grad():
+        return [statistics(net, packed(ITEMS)).log_probs for net in (PolicyNet.from_pretrained(path), run[1].policy)]
+
+
+def test_a_checkpoint_with_a_critic_is_exported_without_it(tmp_path, model_path):
+    ours, expected = exported_log_probs(trained(tmp_path, model_path, lora=None), model_path, tmp_path / "exported")
+    assert torch.equal(ours, expected)
+
+
+def test_a_checkpoint_with_adapters_and_a_critic_is_exported_without_it_and_merged(run, tmp_path, model_path):
+    torch.testing.assert_close(*exported_log_probs(run, model_path, tmp_path))
 
 
 def test_with_adapters_the_critic_is_trained_and_saved_beside_them(run):

@@ -39,11 +39,11 @@ class Displacements(Callback):
         return torch.cat([parameter.detach().double().flatten() for parameter in module.parameters()])
 
 
-def run(folder, model_path, guard, accumulate=1, **fields):
+def run(folder, model_path, guard, accumulate=1, iterations=2, **fields):
     seen, recorder = Displacements(), Recorder()
     module = policy(model_path, guard=guard, **fields)
-    data = replay_data(replay_updates=1)
-    trainer = fit(folder, module, data, extra=(seen, recorder), iterations=2, accumulate_grad_batches=accumulate)
+    data, options = replay_data(replay_updates=1), {"iterations": iterations, "accumulate_grad_batches": accumulate}
+    trainer = fit(folder, module, data, extra=(seen, recorder), **options)
     return trainer, seen, recorder
 
 
@@ -90,6 +90,22 @@ def test_a_scaled_update_moves_adam_by_the_factor_and_restores_the_learning_rate
     assert [value for _, value in scalars["update/replay/lr_factor"]] == pytest.approx(means)
     assert "update/fresh/lr_factor" not in scalars
     assert [value for _, value in scalars["update/learning_rate"]] == pytest.approx([1e-2, 1e-2])
+
+
+def test_fillers_have_no_weights_that_the_guard_would_count(tmp_path, model_path):
+    """Optimizer batches of 4 conversations as one micro-batch, and as 8, of which 4 are fillers."""
+    fields = {"guard": ESSGuard(ess_sequence=1.0), "iterations": 1, "lr": 1.0, "optimizer": torch.optim.SGD}
+    _, whole, _ = run(tmp_path / "1", model_path, **fields)
+    _, split, recorder = run(tmp_path / "8", model_path, accumulate=8, **fields)
+    assert sum(batch.is_filler for batch in recorder.batches) == len(recorder.batches) // 2
+    assert split.factors == pytest.approx(whole.factors, rel=1e-3)
+    assert whole.factors[-1] < 0.99, "the test is of no use if the policy stands still"
+
+
+def test_the_clock_of_learning_rates_advances_by_the_rate_that_was_applied(tmp_path, model_path):
+    trainer, seen, _ = run(tmp_path, model_path, ESSGuard(ess_sequence=1.0))
+    assert min(seen.factors) < 0.95
+    assert trainer.callbacks[0].clock.lr_path == pytest.approx(1e-2 * sum(seen.factors), rel=1e-12)
 
 
 def test_a_schedule_goes_on_from_the_unscaled_rate(tmp_path, model_path):

@@ -8,8 +8,8 @@ from transformers import AutoModelForCausalLM
 from freshper_lightning.algorithms.algorithm import GRPO
 from freshper_lightning.commands import export
 from freshper_lightning.errors import ConfigurationError
+from freshper_lightning.policy.export import export_policy
 from freshper_lightning.policy.lora import BasePolicy, LoraSettings, is_adapter
-from freshper_lightning.policy.module import export_policy
 from freshper_lightning.policy.net import PolicyNet
 from tests.loop import Recorder, fit, policy, replay_data
 from tests.policy.transcripts import packed, statistics, transcript

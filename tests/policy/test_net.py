@@ -4,8 +4,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GraniteConfig, LlamaConfig
 
 from freshper_lightning.errors import ConfigurationError
+from freshper_lightning.policy.export import export_policy
 from freshper_lightning.policy.log_prob import linear_log_probs
-from freshper_lightning.policy.module import export_policy
 from freshper_lightning.policy.net import PolicyNet
 from freshper_lightning.policy.tiny import TinySpec, build_tiny, byte_tokenizer
 from tests.policy.transcripts import alone, packed, statistics, transcript

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from freshper_lightning.algorithms.losses import k3
 from freshper_lightning.replay import CLOCKS, ExponentialDecay, HardAge, InverseDecay, WindowDecay, clock_value, reshard
+from freshper_lightning.replay.wholeness import FORMAT_VERSION
 from freshper_lightning.trajectory import ClockReading
 from tests.replay.builders import assert_same, make_buffer, make_trajectory, of_rewards
 from tests.replay.model import assert_exact, exact_probabilities, exponential, inverse
@@ -154,6 +155,6 @@ def test_state_and_shards_keep_every_bit_of_a_real_clock():
 
 
 def test_a_state_of_before_there_were_these_clocks_is_refused():
-    old = make_buffer().state_dict() | {"format_version": 2}
-    with pytest.raises(ValueError, match="format_version of the saved replay buffer must be 5, not 2"):
+    old = make_buffer().state_dict() | {"format_version": FORMAT_VERSION - 1}
+    with pytest.raises(ValueError, match=f"format_version .* must be {FORMAT_VERSION}, not {FORMAT_VERSION - 1}"):
         make_buffer().load_state_dict(old)

@@ -180,6 +180,7 @@ def test_priorities_say_what_they_need_and_whether_training_rewrites_them():
     assert not any(kind.needs_critic or kind.rewritten for kind in kinds)
     assert TDError.needs_critic
     assert TDError.rewritten
+    assert [kind for kind in (*kinds, TDError) if kind.needs_advantages] == [AbsoluteAdvantage]
 
 
 @pytest.mark.parametrize(

@@ -237,7 +237,7 @@ def test_a_full_disk_is_an_error_that_changes_nothing(tmp_path):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     arguments = [*mounted, command, "sh", str(disk), sys.executable, str(script), str(disk)]
     result = subprocess.run(arguments, capture_output=True, text=True, env=environment, timeout=120)
-    if result.returncode in (1, 77) and "python" not in result.stderr.lower() and not result.stdout:
+    if result.returncode == 77 or result.stderr.startswith("unshare:"):
         pytest.skip("no namespace of its own to be had here")
     assert (result.returncode, result.stdout[:5]) == (0, "whole"), result.stderr
 

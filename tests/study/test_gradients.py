@@ -8,7 +8,7 @@ import torch
 from freshper_lightning.policy.module import PolicyModule
 from freshper_lightning.policy.net import PolicyNet
 from freshper_lightning.policy.packing import collate
-from freshper_lightning.policy.scoring import num_passes, token_log_probs
+from freshper_lightning.policy.scoring import chunks, token_log_probs
 from freshper_lightning.study.episodes import FRESH, PROBE, play
 from freshper_lightning.study.gradients import group_gradients, log_prob_gradients
 from freshper_lightning.study.menu import MENU, ON_POLICY
@@ -51,7 +51,7 @@ def of_the_trainer(net, algorithm, probe) -> torch.Tensor:
 
 def of_the_study(net, algorithms, probe) -> torch.Tensor:
     items = [item for group in probe for item in group]
-    log_probs = token_log_probs(net, items, 1.0, CPU, num_passes(len(items)))
+    log_probs = token_log_probs(net, chunks(items), 1.0, CPU)
     by_token = [log_prob_gradients(algorithm, probe, log_probs) for algorithm in algorithms]
     return group_gradients(net, probe, by_token, 1.0, CPU).sum(1)
 

@@ -1,0 +1,138 @@
+"""One tidy table of evaluations, from the logs of finished runs."""
+
+import csv
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from freshper_lightning.callbacks.report import STEPS, read_scalars
+from freshper_lightning.compare.run import TrainingJob
+from freshper_lightning.compare.settings import MODES
+from freshper_lightning.errors import ConfigurationError
+
+ROLLOUTS = "rollout/environment_steps"
+
+
+@dataclass(frozen=True)
+class Row:
+    """The held-out episodes of one moment of one run, played in one mode."""
+
+    task: str
+    arm: str
+    seed: int
+    update: int
+    """Applied optimizer updates so far, replay updates included."""
+    iteration: int
+    environment_steps: int
+    """Steps of training episodes so far."""
+    seconds: float
+    """Wall-clock time of training so far, without evaluations and interruptions."""
+    mode: str
+    success: float | None
+    """Share of the episodes; None where the environment gives no verdict."""
+    score: float
+    """Mean return; the column is named ``return``."""
+
+
+COLUMNS = tuple("return" if f.name == "score" else f.name for f in fields(Row))
+
+
+def rows_of(task: str, job: TrainingJob) -> list[Row]:
+    """The evaluations of a run in order of time, mode by mode."""
+    scalars, seconds = read_scalars(job.folder), training_seconds(job.folder)
+    environment_steps = dict(scalars[STEPS])
+    rollouts = [value for _, value in scalars.get(ROLLOUTS, [])]
+    rows = []
+    for mode in MODES:
+        success = dict(scalars.get(f"evaluation/{mode}/success", []))
+        for update, score in scalars.get(f"evaluation/{mode}/return", []):
+            steps = environment_steps[update]
+            iteration = sum(value <= steps for value in rollouts)
+            moment = (update, iteration, int(steps), round(seconds[update], 2))
+            share = success.get(update)
+            rounded = None if share is None else round(share, 6)
+            rows.append(Row(task, job.arm, job.seed, *moment, mode, rounded, round(score, 6)))
+    return rows
+
+
+def training_seconds(folder: Path) -> dict[int, float]:
+    """Wall-clock seconds of training at each evaluation, by update.
+
+    Each file of events is one attempt. An attempt goes on with the time that the one before had at the update that it
+    resumed from, and time between an event and the evaluation that follows it is not training.
+    """
+    at_update: dict[int, float] = {}
+    for path in sorted(folder.glob("events.out.tfevents.*"), key=_begun):
+        moments = _moments(path)
+        if not moments:
+            continue
+        resumed = moments[0][1]
+        clock = max((known for update, known in at_update.items() if update <= resumed), default=0.0)
+        at_update = {update: known for update, known in at_update.items() if update <= resumed}
+        before = moments[0][0]
+        for wall, update, evaluates in moments:
+            clock += 0.0 if evaluates else wall - before
+            before = wall
+            at_update[update] = clock
+    return at_update
+
+
+def _begun(path: Path) -> float:
+    return min((wall for wall, _, _ in _moments(path)), default=math.inf)
+
+
+def _moments(path: Path) -> list[tuple[float, int, bool]]:
+    """Wall-clock time, update, and whether it is of an evaluation, for every scalar of one file in order of time."""
+    events = EventAccumulator(str(path), size_guidance={"scalars": 0}).Reload()
+    found = [
+        (event.wall_time, event.step, tag.startswith("evaluation/"))
+        for tag in events.Tags()["scalars"]
+        if tag != "epoch"
+        for event in events.Scalars(tag)
+    ]
+    return sorted(found)
+
+
+def write_table(path: Path, rows: Sequence[Row]) -> None:
+    """Replaces the file at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".tmp")
+    with unfinished.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows(astuple(row) for row in rows)
+    unfinished.replace(path)
+
+
+def read_table(path: str | Path) -> list[Row]:
+    """What :func:`write_table` wrote.
+
+    Raises:
+        ConfigurationError: There is no such file, or it has other columns.
+    """
+    if not Path(path).is_file():
+        raise ConfigurationError(f"--table={path} is not a file")
+    with Path(path).open(newline="") as file:
+        reader = csv.DictReader(file)
+        if tuple(reader.fieldnames or ()) != COLUMNS:
+            raise ConfigurationError(f"--table={path} must have the columns {', '.join(COLUMNS)}")
+        return list(_parsed(reader))
+
+
+def _parsed(lines: Iterable[dict[str, str]]) -> Iterable[Row]:
+    for line in lines:
+        yield Row(
+            task=line["task"],
+            arm=line["arm"],
+            seed=int(line["seed"]),
+            update=int(line["update"]),
+            iteration=int(line["iteration"]),
+            environment_steps=int(line["environment_steps"]),
+            seconds=float(line["seconds"]),
+            mode=line["mode"],
+            success=float(line["success"]) if line["success"] else None,
+            score=float(line["return"]),
+        )

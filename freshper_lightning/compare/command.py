@@ -1,0 +1,121 @@
+"""`freshper compare`."""
+
+import argparse
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+
+from freshper_lightning.compare.collect import read_table, rows_of, write_table
+from freshper_lightning.compare.plan import Plan, check_seeds
+from freshper_lightning.compare.processes import Processes
+from freshper_lightning.compare.report import write_report
+from freshper_lightning.compare.run import Job, TrainingJob
+from freshper_lightning.compare.schedule import Forecast, default_jobs, duration, run_jobs
+from freshper_lightning.compare.settings import Comparison, read_comparison
+from freshper_lightning.compare.tuning import CHOSEN, choose, trials, tuned, write_choices
+from freshper_lightning.errors import ConfigurationError
+
+TABLE = "evaluations.csv"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run, continue or report a comparison; ends with exit code 1 where runs have failed.
+
+    Raises:
+        ConfigurationError: The file or an option cannot work; nothing has run.
+    """
+    options = _parser().parse_args(arguments)
+    comparison = read_comparison(options.config)
+    folder = options.folder or Path("runs/compare") / comparison.task
+    if options.jobs is not None and options.jobs < 1:
+        raise ConfigurationError(f"--jobs={options.jobs} must be at least 1")
+    if options.table is not None:
+        print(f"report: {write_report(read_table(options.table), comparison, folder, {})}")
+        return
+    plan = Plan(comparison, folder, comparison.chosen(options.arms))
+    jobs = options.jobs or default_jobs(comparison.limits)
+    before = signal.signal(signal.SIGTERM, _interrupted)
+    try:
+        failures = _tune(plan, jobs) if options.tune else _compare(plan, options.seeds, jobs)
+    except KeyboardInterrupt:
+        sys.exit("freshper: stopped; the same command goes on")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if failures:
+        sys.exit(f"freshper: {len(failures)} failed: {'; '.join(failures)}; the same command tries them again")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="freshper compare", description="Arms x seeds of training, and a report.")
+    parser.add_argument("-c", "--config", type=Path, required=True, help="YAML file of the comparison")
+    parser.add_argument("--seeds", type=int, default=5, help="seeds 0 to N-1 (default: 5)")
+    parser.add_argument("--arms", nargs="+", help="these and the baseline (default: all)")
+    parser.add_argument("--folder", type=Path, help="results, kept and continued (default: runs/compare/TASK)")
+    parser.add_argument("--jobs", type=int, help="runs at a time (default: as cores and memory allow)")
+    parser.add_argument("--tune", action="store_true", help="search the learning rate of every arm instead")
+    parser.add_argument("--table", type=Path, help="report this table of evaluations and run nothing")
+    return parser
+
+
+def _interrupted(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _compare(plan: Plan, seeds: int, jobs: int) -> dict[str, str]:
+    wanted = check_seeds(seeds, plan.comparison)
+    runs = plan.runs(tuned(plan.folder / CHOSEN, plan.recipes), wanted)
+
+    def collect() -> None:
+        finished = [row for run in runs if run.finished for row in rows_of(plan.comparison.task, run)]
+        write_table(plan.folder / TABLE, finished)
+
+    failures = _run(plan, runs, wanted, jobs, collect)
+    collect()
+    rows = read_table(plan.folder / TABLE)
+    print(f"table: {plan.folder / TABLE}")
+    if rows:
+        print(f"report: {write_report(rows, plan.comparison, plan.folder, failures)}")
+    return failures
+
+
+def _tune(plan: Plan, jobs: int) -> dict[str, str]:
+    check_seeds(1, plan.comparison)
+    found = trials(plan)
+    runs = [run for by_factor in found.values() for group in by_factor.values() for run in group]
+    failures = _run(plan, runs, plan.comparison.tuning.seeds, jobs, lambda: None)
+    if not failures:
+        choices = choose(plan, found)
+        write_choices(plan.folder / CHOSEN, choices)
+        for arm, choice in choices.items():
+            print(f"{arm}: learning rate {choice.learning_rate:.3g} of {choice.results}")
+        print(f"chosen: {plan.folder / CHOSEN}")
+    return failures
+
+
+def _run(
+    plan: Plan, runs: Sequence[TrainingJob], seeds: Sequence[int], jobs: int, finished: Callable[[], None]
+) -> dict[str, str]:
+    """Warm starts, then the runs whose warm start is there; what failed, by name."""
+    warm = plan.warm_starts(seeds)
+    for job in [*warm, *runs]:
+        job.marker.check()
+    _announce(plan.comparison, warm, runs, jobs)
+    processes = Processes(plan.comparison.limits)
+    failures = run_jobs(warm, processes, Forecast(jobs))
+    ready = [run for run in runs if isinstance(run.start, str) or run.start.finished]
+    failures |= {run.name: "its warm start failed" for run in runs if run not in ready}
+    return failures | run_jobs(ready, processes, _forecast(runs, jobs), finished)
+
+
+def _forecast(runs: Sequence[Job], jobs: int) -> Forecast:
+    return Forecast(jobs, [seconds for run in runs if (seconds := run.marker.seconds()) is not None])
+
+
+def _announce(comparison: Comparison, warm: Sequence[Job], runs: Sequence[Job], jobs: int) -> None:
+    left = [run for run in runs if not run.finished]
+    starts = sum(not job.finished for job in warm)
+    most = (len(left) + starts) * comparison.limits.core_minutes * 60
+    print(f"{comparison.task}: {len(left)} of {len(runs)} runs to do, {starts} warm starts, {jobs} at a time")
+    print(f"{_forecast(runs, jobs).sentence(len(left))}; at most {duration(most)} of processor time", flush=True)

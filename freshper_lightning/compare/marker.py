@@ -1,0 +1,77 @@
+"""What a folder was run with and whether that was finished: two small files, each whole or not there."""
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from freshper_lightning.compare.stack import flat
+from freshper_lightning.errors import ConfigurationError
+
+SHOWN = 3
+"""Differences that an error names."""
+
+
+@dataclass(frozen=True)
+class Marker:
+    """Says which configuration a folder belongs to; results of another one are never taken for its own."""
+
+    folder: Path
+    config: dict[str, Any]
+    """Everything that decides the result."""
+
+    @property
+    def _begun(self) -> Path:
+        return self.folder / "begun.json"
+
+    @property
+    def _finished(self) -> Path:
+        return self.folder / "finished.json"
+
+    def digest(self) -> str:
+        """Of the configuration: 16 hexadecimal digits."""
+        return hashlib.sha256(json.dumps(self.config, sort_keys=True).encode()).hexdigest()[:16]
+
+    def check(self) -> None:
+        """Does nothing where the folder is new, or belongs to this configuration.
+
+        Raises:
+            ConfigurationError: It belongs to another; the message says what is different.
+        """
+        if not self._begun.exists():
+            return
+        begun = json.loads(self._begun.read_text())
+        if begun["digest"] == self.digest():
+            return
+        before, now = flat(begun["config"]), flat(json.loads(json.dumps(self.config)))
+        keys = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+        changes = [f"{key} was {before.get(key)} and is {now.get(key)}" for key in keys[:SHOWN]]
+        more = f", and {len(keys) - SHOWN} more" if len(keys) > SHOWN else ""
+        raise ConfigurationError(
+            f"{self.folder} holds results of another configuration ({'; '.join(changes)}{more}); give another --folder,"
+            " or remove this one"
+        )
+
+    def begin(self) -> None:
+        """Claim the folder for the configuration."""
+        _write(self._begun, {"digest": self.digest(), "config": self.config})
+
+    def finish(self, seconds: float) -> None:
+        """Say that all is there, and how long it took."""
+        _write(self._finished, {"digest": self.digest(), "seconds": seconds})
+
+    def seconds(self) -> float | None:
+        """How long the folder's run took to its end; None where it is not finished."""
+        return float(json.loads(self._finished.read_text())["seconds"]) if self._finished.exists() else None
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".tmp")
+    with unfinished.open("w") as file:
+        json.dump(content, file, indent=1, sort_keys=True)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)

@@ -1,0 +1,76 @@
+"""What each run of each arm comes to, and what that says about the arms."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from freshper_lightning.compare.curves import Curve
+from freshper_lightning.compare.settings import Comparison
+from freshper_lightning.compare.statistics import Difference, Estimate, estimate, paired
+
+FINAL, AREA, STEPS, DROP = "final-window mean", "area under the curve", "steps to the threshold", "drop from the peak"
+MEASURES = (FINAL, AREA, STEPS, DROP)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One measure of one arm."""
+
+    by_seed: dict[int, float]
+    censored: int
+    """Runs that never reached the threshold; their value is the last step, which the true one is above."""
+
+    @property
+    def estimate(self) -> Estimate:
+        """Over seeds."""
+        return estimate(np.array(list(self.by_seed.values())))
+
+    def less(self, baseline: "Outcome") -> Difference | None:
+        """Paired by seed; None where no seed is in both."""
+        return paired(self.by_seed, baseline.by_seed)
+
+
+@dataclass(frozen=True)
+class Measures:
+    """Everything that the report says in numbers, by measure and arm."""
+
+    threshold: float | None
+    """None where the baseline has no result above 0, of which a share would mean something."""
+    horizon: float
+    """Environment steps that areas go to: the fewest that a run ended with."""
+    outcomes: dict[str, dict[str, Outcome]]
+
+
+def measure(curves: Sequence[Curve], comparison: Comparison) -> Measures:
+    """Of all runs in a table; the threshold depends on the baseline's runs and on nothing else."""
+    window = comparison.final_window
+    threshold = _threshold([c for c in curves if c.arm == comparison.baseline], comparison)
+    horizon = min(float(curve.environment_steps[-1]) for curve in curves)
+    arms = dict.fromkeys(curve.arm for curve in curves)
+    outcomes = {
+        FINAL: {arm: _outcome(curves, arm, lambda curve: curve.final(window)) for arm in arms},
+        AREA: {arm: _outcome(curves, arm, lambda curve: curve.area(horizon)) for arm in arms},
+        DROP: {arm: _outcome(curves, arm, lambda curve: curve.drop(window)) for arm in arms},
+    }
+    if threshold is not None:
+        outcomes[STEPS] = {arm: _steps([c for c in curves if c.arm == arm], threshold) for arm in arms}
+    return Measures(threshold, horizon, outcomes)
+
+
+def _threshold(baseline: Sequence[Curve], comparison: Comparison) -> float | None:
+    if not baseline:
+        return None
+    mean = float(np.mean([curve.final(comparison.final_window) for curve in baseline]))
+    return comparison.threshold * mean if mean > 0 else None
+
+
+def _outcome(curves: Sequence[Curve], arm: str, value: Callable[[Curve], float]) -> Outcome:
+    return Outcome({curve.seed: value(curve) for curve in curves if curve.arm == arm}, 0)
+
+
+def _steps(curves: Sequence[Curve], threshold: float) -> Outcome:
+    reached = {curve.seed: curve.steps_to(threshold) for curve in curves}
+    ends = {curve.seed: float(curve.environment_steps[-1]) for curve in curves}
+    by_seed = {seed: ends[seed] if steps is None else steps for seed, steps in reached.items()}
+    return Outcome(by_seed, sum(steps is None for steps in reached.values()))

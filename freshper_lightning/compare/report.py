@@ -1,0 +1,145 @@
+"""The page of a comparison: figures with intervals, differences from the baseline, and how far they can be trusted."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from freshper_lightning.compare.collect import Row
+from freshper_lightning.compare.curves import Curve, curves_of
+from freshper_lightning.compare.measures import AREA, DROP, FINAL, MEASURES, STEPS, Measures, Outcome, measure
+from freshper_lightning.compare.pictures import draw_arms, draw_curves
+from freshper_lightning.compare.settings import Comparison
+from freshper_lightning.compare.statistics import Estimate, sign_test
+
+CURVES, ARMS, PAGE = "curves.png", "arms.png", "report.md"
+
+DEFINITIONS = {
+    FINAL: "mean of the last {window} evaluations of a run",
+    AREA: "mean height of the curve over environment steps, up to {horizon:,.0f}, the fewest that a run ended with",
+    STEPS: "environment steps at the first evaluation of at least {threshold}; the threshold was fixed beforehand as"
+    " {share:.0%} of the baseline's mean result, and a run that starts above it counts with 0. A run that never got"
+    " there is censored: it counts with its last step, so that the figure is a lower bound (≥)",
+    DROP: "greatest mean of {window} consecutive evaluations less that of the last {window}",
+}
+
+
+def write_report(rows: Sequence[Row], comparison: Comparison, folder: Path, missing: Mapping[str, str]) -> Path:
+    """Write the page and its pictures; returns the page.
+
+    Args:
+        rows: The table of evaluations; other tasks' are left out.
+        comparison: Which measures, and which baseline.
+        folder: Where they go.
+        missing: Runs that were asked for and are not there, and why.
+
+    Raises:
+        ConfigurationError: There is nothing to report.
+    """
+    curves = curves_of([row for row in rows if row.task == comparison.task], comparison.metric, comparison.mode)
+    folder.mkdir(parents=True, exist_ok=True)
+    label = f"{comparison.metric}, {comparison.mode}"
+    draw_curves(curves, comparison.baseline, label, folder / CURVES)
+    draw_arms(curves, comparison.baseline, label, folder / ARMS)
+    page = folder / PAGE
+    page.write_text("\n\n".join(_sections(curves, comparison, missing)) + "\n")
+    return page
+
+
+def _sections(curves: Sequence[Curve], comparison: Comparison, missing: Mapping[str, str]) -> Iterable[str]:
+    found = measure(curves, comparison)
+    yield f"# {comparison.task}: {comparison.metric} of held-out episodes, {comparison.mode}"
+    yield _trust(curves)
+    yield f"![Learning curves of all arms]({CURVES})\n\n![Each arm beside the baseline]({ARMS})"
+    yield _definitions(found, comparison)
+    yield "## Arms\n\n" + _arms_table(curves, found)
+    yield f"## Differences from {comparison.baseline}\n\n" + _differences(found, comparison)
+    if missing:
+        yield "## Not there\n\n" + "\n".join(f"- {name}: {reason}" for name, reason in missing.items())
+
+
+def _trust(curves: Sequence[Curve]) -> str:
+    seeds = {arm: sum(curve.arm == arm for curve in curves) for arm in (curve.arm for curve in curves)}
+    fewest, most = min(seeds.values()), max(seeds.values())
+    number = f"{fewest} seeds per arm" if fewest == most else f"{fewest} to {most} seeds per arm"
+    text = (
+        f"{number}. Values are interquartile means over seeds [95 % interval of the stratified bootstrap]. Differences"
+        " are paired by seed, since all arms of a seed start from the same policy."
+    )
+    if fewest < 10:
+        text += (
+            " With so few seeds the intervals are too narrow (docs/results.md has their measured coverage), and one"
+            " unusual seed moves them: take them for the spread of what was seen. The sign test beside each difference"
+            f" does not rest on the bootstrap; with {fewest} seeds it cannot get below {sign_test(fewest, 0):.2g}. Many"
+            " arms are compared with one baseline, and nothing corrects for that."
+        )
+    return text
+
+
+def _definitions(found: Measures, comparison: Comparison) -> str:
+    threshold = "" if found.threshold is None else f"{found.threshold:.3f}"
+    values = {"window": comparison.final_window, "horizon": found.horizon, "threshold": threshold}
+    lines = [
+        f"- **{name}**: {DEFINITIONS[name].format(**values, share=comparison.threshold)}"
+        for name in MEASURES
+        if name in found.outcomes
+    ]
+    if found.threshold is None:
+        lines.append(f"- **{STEPS}**: none, since {comparison.baseline} has no result above 0 to take a share of")
+    return "\n".join(lines)
+
+
+def _arms_table(curves: Sequence[Curve], found: Measures) -> str:
+    measures = [name for name in MEASURES if name in found.outcomes]
+    columns = ["arm", "seeds", *measures, "optimizer steps", "environment steps", "minutes"]
+    lines = []
+    for arm in found.outcomes[FINAL]:
+        own = [curve for curve in curves if curve.arm == arm]
+        values = [_with_interval(found.outcomes[name][arm], name) for name in measures]
+        costs = [
+            f"{np.mean([c.update[-1] for c in own]):,.0f}",
+            f"{np.mean([c.environment_steps[-1] for c in own]):,.0f}",
+        ]
+        minutes = f"{np.mean([curve.seconds[-1] for curve in own]) / 60:.1f}"
+        lines.append([arm, str(len(own)), *values, *costs, minutes])
+    return table(columns, lines)
+
+
+def _differences(found: Measures, comparison: Comparison) -> str:
+    measures = [name for name in MEASURES if name in found.outcomes]
+    lines = []
+    for arm in found.outcomes[FINAL]:
+        if arm != comparison.baseline:
+            cells = [_difference(found.outcomes[name], arm, comparison.baseline, name) for name in measures]
+            lines.append([arm, *cells])
+    note = "In brackets the interval, then in how many seeds the arm is above and below, and the sign test's p."
+    return f"{note}\n\n{table(['arm', *measures], lines)}"
+
+
+def _with_interval(outcome: Outcome, measure: str) -> str:
+    text = interval(outcome.estimate, "{:,.0f}" if measure == STEPS else "{:.3f}")
+    runs = len(outcome.by_seed)
+    return f"≥ {text}, {runs - outcome.censored} of {runs} reached it" if outcome.censored else text
+
+
+def _difference(outcomes: Mapping[str, Outcome], arm: str, baseline: str, measure: str) -> str:
+    found = outcomes[arm].less(outcomes[baseline]) if baseline in outcomes else None
+    if found is None:
+        return "no common seed"
+    p = sign_test(found.above, found.below)
+    shown = interval(found.estimate, "{:+,.0f}" if measure == STEPS else "{:+.3f}")
+    text = f"{shown}, {found.above} above, {found.below} below, p {p:.2g}"
+    return f"{text} (censored runs in it)" if outcomes[arm].censored or outcomes[baseline].censored else text
+
+
+def interval(found: Estimate, form: str) -> str:
+    """``0.52 [0.48, 0.57]``, each number in the form; without an interval where there is one seed."""
+    if found.low is None or found.high is None:
+        return form.format(found.value)
+    return f"{form} [{form}, {form}]".format(found.value, found.low, found.high)
+
+
+def table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """In Markdown."""
+    rows = [columns, ["---"] * len(columns), *lines]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -1,0 +1,149 @@
+"""From the arms of a comparison to the options of `freshper fit`, and to the configuration that these mean."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from freshper_lightning.cli import main
+from freshper_lightning.compare.settings import Comparison, WarmStart
+from freshper_lightning.errors import ConfigurationError
+
+LEARNING_RATE = "model.optimizer.init_args.lr"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Options of `freshper fit` without model, seed and folders, and the whole configuration that they mean."""
+
+    name: str
+    options: tuple[str, ...]
+    config: dict[str, Any]
+
+    def learning_rate(self) -> float:
+        """Of the optimizer.
+
+        Raises:
+            ConfigurationError: The arm does not say it.
+        """
+        rate = flat(self.config).get(LEARNING_RATE)
+        if rate is None:
+            raise ConfigurationError(f"arms.{self.name}: {LEARNING_RATE} must be given to be tuned")
+        return float(rate)
+
+    def at(self, learning_rate: float) -> "Recipe":
+        """The same at another learning rate."""
+        config = OmegaConf.create(self.config)
+        OmegaConf.update(config, LEARNING_RATE, learning_rate)
+        option = f"--{LEARNING_RATE}={learning_rate!r}"
+        return Recipe(self.name, (*self.options, option), _plain(config))
+
+
+def recipes(comparison: Comparison, arms: Sequence[str], folder: Path) -> dict[str, Recipe]:
+    """One for each arm, by name; their settings are written to files in ``folder``.
+
+    Raises:
+        ConfigurationError: An arm does not parse, or the arms differ in length or evaluations.
+    """
+    found = {}
+    for name in arms:
+        arm = comparison.arms[name]
+        files = [*comparison.stack, *arm.stack]
+        found[name] = _recipe(f"arms.{name}", name, files, [comparison.settings, arm.settings], folder)
+        _require_evaluations(comparison, found[name])
+    _require_alike(found, comparison.baseline)
+    return found
+
+
+def warm_start_recipe(comparison: Comparison, warm: WarmStart, folder: Path) -> Recipe:
+    """Of the supervised training.
+
+    Raises:
+        ConfigurationError: It does not parse.
+    """
+    return _recipe("warm_start", "warm_start", [*comparison.stack, *warm.stack], [warm.settings], folder)
+
+
+def _recipe(key: str, name: str, files: Sequence[str], settings: Sequence[dict[str, Any]], folder: Path) -> Recipe:
+    folder.mkdir(parents=True, exist_ok=True)
+    own = folder / f"{name}.yaml"
+    OmegaConf.save(OmegaConf.merge(*map(OmegaConf.create, settings)), own)
+    options = tuple(part for file in [*files, str(own)] for part in ("-c", file))
+    return Recipe(name, options, resolved(key, options))
+
+
+def resolved(key: str, options: Sequence[str]) -> dict[str, Any]:
+    """The whole configuration of a run, defaults included, as `--print_config` shows it for some seed and folders.
+
+    Raises:
+        ConfigurationError: The options do not parse; the message begins with ``key``.
+    """
+    shown, said = StringIO(), StringIO()
+    try:
+        with redirect_stdout(shown), redirect_stderr(said):
+            main(["fit", *options, *run_options(0, "policy", Path("runs"), "run"), "--print_config"])
+    except SystemExit as ended:
+        if ended.code == 0:
+            return _plain(OmegaConf.create(shown.getvalue()))
+        message = ended.code if isinstance(ended.code, str) else said.getvalue()
+        raise ConfigurationError(f"{key}: {message.strip().removeprefix('freshper: error: ')}") from ended
+    raise AssertionError("--print_config did not end the command")
+
+
+def _plain(config: DictConfig | ListConfig) -> dict[str, Any]:
+    found = OmegaConf.to_container(config)
+    assert isinstance(found, dict)
+    return {str(key): value for key, value in found.items()}
+
+
+def _require_evaluations(comparison: Comparison, recipe: Recipe) -> None:
+    evaluation, iterations = recipe.config["evaluation"], recipe.config["trainer"]["max_epochs"]
+    every = evaluation["every_n_iterations"]
+    if every is None:
+        raise ConfigurationError("settings.evaluation.every_n_iterations must be given")
+    modes = evaluation["modes"] or ["sampled", "greedy"]
+    if comparison.mode not in modes:
+        raise ConfigurationError(f"mode={comparison.mode} must be one of settings.evaluation.modes={modes}")
+    if iterations < every * comparison.final_window:
+        raise ConfigurationError(
+            f"final_window={comparison.final_window} must be at most the evaluations of a run:"
+            f" {iterations} iterations // every {every} = {iterations // every}"
+        )
+
+
+def _require_alike(found: Mapping[str, Recipe], baseline: str) -> None:
+    def shared(recipe: Recipe) -> dict[str, Any]:
+        return {"trainer.max_epochs": recipe.config["trainer"]["max_epochs"], "evaluation": recipe.config["evaluation"]}
+
+    for recipe in found.values():
+        if shared(recipe) != shared(found[baseline]):
+            raise ConfigurationError(
+                f"arms.{recipe.name}.settings: trainer.max_epochs and evaluation must be those of all arms, in settings"
+            )
+
+
+def run_options(seed: int, model: Path | str, parent: Path | str, name: str) -> list[str]:
+    """Options of `freshper fit` that are above every configuration."""
+    logger = "--trainer.logger.init_args"
+    return [
+        f"--seed_everything={seed}",
+        f"--model.path={model}",
+        f"{logger}.save_dir={parent}",
+        f"{logger}.name={name}",
+        f"{logger}.version=",
+        "--trainer.enable_progress_bar=false",
+    ]
+
+
+def flat(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Values by dotted key; lists count as values."""
+    if not isinstance(config, dict) or not config:
+        return {prefix: config}
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        found |= flat(value, f"{prefix}.{key}" if prefix else str(key))
+    return found

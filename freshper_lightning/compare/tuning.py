@@ -1,0 +1,100 @@
+"""The same search of the learning rate for every arm, on seeds that the table does not have."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from omegaconf import OmegaConf
+
+from freshper_lightning.compare.collect import rows_of
+from freshper_lightning.compare.curves import curves_of
+from freshper_lightning.compare.marker import Marker
+from freshper_lightning.compare.plan import Plan
+from freshper_lightning.compare.run import TrainingJob
+from freshper_lightning.compare.stack import Recipe
+from freshper_lightning.errors import ConfigurationError
+
+CHOSEN = "learning_rates.yaml"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The rate of an arm, and what it was chosen from."""
+
+    learning_rate: float
+    results: dict[str, float]
+    """Mean result over the seeds of the search, by factor."""
+    digest: str
+    """Of the arm's configuration before tuning."""
+
+
+def trials(plan: Plan) -> dict[str, dict[float, list[TrainingJob]]]:
+    """The runs of the search, by arm and factor."""
+    tuning = plan.comparison.tuning
+    return {
+        arm: {
+            factor: [
+                plan.training(
+                    recipe.at(factor * recipe.learning_rate()), seed, Path("tuning") / arm / f"times_{factor:.3g}"
+                )
+                for seed in tuning.seeds
+            ]
+            for factor in tuning.factors
+        }
+        for arm, recipe in plan.recipes.items()
+    }
+
+
+def choose(plan: Plan, finished: Mapping[str, Mapping[float, Sequence[TrainingJob]]]) -> dict[str, Choice]:
+    """The rate with the best mean result of each arm; of equal ones the one nearest to the arm's own."""
+    return {
+        arm: choice_of(plan.recipes[arm], {factor: _result(plan, runs) for factor, runs in by_factor.items()})
+        for arm, by_factor in finished.items()
+    }
+
+
+def _result(plan: Plan, runs: Sequence[TrainingJob]) -> float:
+    comparison = plan.comparison
+    rows = [row for job in runs for row in rows_of(comparison.task, job)]
+    curves = curves_of(rows, comparison.metric, comparison.mode)
+    return float(np.mean([curve.final(comparison.final_window) for curve in curves]))
+
+
+def choice_of(recipe: Recipe, results: Mapping[float, float]) -> Choice:
+    """Of mean results by factor."""
+    best = max(results, key=lambda factor: (results[factor], -abs(np.log(factor))))
+    shown = {f"{factor:.3g}": round(result, 6) for factor, result in results.items()}
+    return Choice(best * recipe.learning_rate(), shown, _digest(recipe))
+
+
+def _digest(recipe: Recipe) -> str:
+    return Marker(Path(), recipe.config).digest()
+
+
+def write_choices(path: Path, choices: Mapping[str, Choice]) -> None:
+    """Add to the file, or replace in it, the choices of these arms."""
+    present = OmegaConf.load(path) if path.exists() else OmegaConf.create({})
+    unfinished = path.with_suffix(".tmp")
+    OmegaConf.save(OmegaConf.merge(present, {arm: asdict(choice) for arm, choice in choices.items()}), unfinished)
+    unfinished.replace(path)
+
+
+def tuned(path: Path, found: Mapping[str, Recipe]) -> dict[str, Recipe]:
+    """The recipes at their chosen rates; as they are where nothing was tuned.
+
+    Raises:
+        ConfigurationError: Some arms are tuned and others are not, or an arm has changed since.
+    """
+    if not path.exists():
+        return dict(found)
+    choices = OmegaConf.to_container(OmegaConf.load(path))
+    assert isinstance(choices, dict)
+    for arm, recipe in found.items():
+        if arm not in choices:
+            raise ConfigurationError(f"{path} has no learning rate of {arm}: run --tune with it, or remove the file")
+        if choices[arm]["digest"] != _digest(recipe):
+            raise ConfigurationError(
+                f"{path}: arms.{arm} has changed since it was tuned: run --tune, or remove the file"
+            )
+    return {arm: recipe.at(float(choices[arm]["learning_rate"])) for arm, recipe in found.items()}

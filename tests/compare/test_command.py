@@ -1,0 +1,131 @@
+"""A whole comparison on the tiny run: one arm is killed, continued, kept, and guarded against other settings."""
+
+import csv
+import re
+
+import pytest
+
+from freshper_lightning.callbacks.report import read_scalars
+from freshper_lightning.cli import main
+from freshper_lightning.compare.processes import locked
+from tests.command import ROOT, environment
+from tests.compare.files import edited
+
+KILLED = {
+    "arms": {
+        "freshper_50": {"settings": {"trainer": {"plugins": [{"class_path": "tests.compare.killing.KilledOnce"}]}}}
+    }
+}
+
+
+def compare(file, folder, *options):
+    main(["compare", "-c", str(file), "--folder", str(folder), "--jobs=1", *options])
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory, model_path):
+    """File and folder of a comparison whose second arm was killed once; message and page then, and page at the end."""
+    path = tmp_path_factory.mktemp("comparison")
+    file, folder = edited(path / "compare.yaml", KILLED), path / "results"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        for name, value in environment(model_path, path).items():
+            patch.setenv(name, value)
+        with pytest.raises(SystemExit) as failed:
+            compare(file, folder, "--seeds=1")
+        first = (folder / "report.md").read_text()
+        compare(file, folder, "--seeds=1")
+    return file, folder, str(failed.value), first, (folder / "report.md").read_text()
+
+
+def table(folder):
+    with (folder / "evaluations.csv").open(newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def test_a_failed_run_is_reported_and_does_not_stop_the_others(comparison):
+    _, _, message, report, _ = comparison
+    assert "1 failed: freshper_50, seed 0" in message
+    assert re.search(r"^- freshper_50, seed 0: exit code -9", report, re.MULTILINE)
+    assert "| on_policy | 1 |" in report
+
+
+def test_a_killed_run_goes_on_from_its_checkpoint(comparison):
+    folder = comparison[1] / "runs" / "freshper_50" / "seed-0"
+    assert len(list(folder.glob("events.out.tfevents.*"))) == 2
+    rollouts = read_scalars(folder)["rollout/environment_steps"]
+    assert len(rollouts) == 2
+    assert (folder / "output.txt").read_text().count("rollouts run on") == 2
+    assert not (folder / "checkpoints").exists()
+
+
+def test_the_table_has_every_evaluation_of_every_run_once(comparison):
+    rows = table(comparison[1])
+    moments = [(row["arm"], row["seed"], row["mode"], row["iteration"], row["update"]) for row in rows]
+    expected = [
+        (arm, "0", mode, str(iteration), str(iteration * updates))
+        for arm, updates in (("on_policy", 2), ("freshper_50", 6))
+        for mode in ("sampled", "greedy")
+        for iteration in range(3)
+    ]
+    assert sorted(moments) == sorted(expected)
+    assert all(0 <= float(row["success"]) <= 1 and float(row["return"]) >= 0 for row in rows)
+    for arm in ("on_policy", "freshper_50"):
+        own = [row for row in rows if row["arm"] == arm and row["mode"] == "sampled"]
+        for axis in ("environment_steps", "seconds"):
+            assert [float(row[axis]) for row in own] == sorted({float(row[axis]) for row in own})
+
+
+def test_the_report_has_every_arm(comparison):
+    report = comparison[-1]
+    assert "Not there" not in report
+    assert report.count("| on_policy | 1 |") == report.count("| freshper_50 | 1 |") == 1
+
+
+@pytest.fixture
+def again(comparison, tiny_environment):
+    return comparison[:2]
+
+
+def test_finished_runs_are_kept(again, capsys):
+    file, folder = again
+    before = {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("*") if path.is_file()}
+    compare(file, folder, "--seeds=1")
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    said = capsys.readouterr().out
+    assert "hash: 0 of 2 runs to do, 0 warm starts, 1 at a time" in said
+
+
+def test_the_time_is_estimated_from_finished_runs(again, capsys):
+    """Two more runs, which use up their processor time before they have begun."""
+    file, folder = again
+    more = edited(file.parent / "more.yaml", KILLED | {"limits": {"core_minutes": 0.01}})
+    with pytest.raises(SystemExit, match=r"2 failed: on_policy, seed 1; freshper_50, seed 1"):
+        compare(more, folder, "--seeds=2")
+    said = capsys.readouterr().out
+    assert re.search(r"hash: 2 of 4 runs to do.*\nabout .* left, expected end .*; at most 1 s of processor time", said)
+    assert "on_policy, seed 1: FAILED: more than limits.core_minutes=0.01" in said
+    assert re.search(r"\[1/2\] about .* left, expected end", said)
+
+
+def test_a_changed_configuration_is_refused(again):
+    file, folder = again
+    changed = edited(file.parent / "changed.yaml", KILLED | {"settings": {"data": {"init_args": {"alpha": 0.3}}}})
+    with pytest.raises(SystemExit, match=r"runs/on_policy/seed-0 holds .*alpha was 0\.6 and is 0\.3"):
+        compare(changed, folder, "--seeds=1")
+
+
+def test_a_report_can_be_made_of_the_table_alone(again, comparison, tmp_path):
+    file, folder = again
+    compare(file, tmp_path / "report", "--table", str(folder / "evaluations.csv"))
+    assert (tmp_path / "report" / "report.md").read_text() == comparison[-1]
+
+
+def test_a_folder_in_use_is_left_alone(again, capsys):
+    file, folder = again
+    with (
+        locked(folder / "runs" / "on_policy" / "seed-1"),
+        pytest.raises(SystemExit, match="1 failed: on_policy, seed 1"),
+    ):
+        compare(file, folder, "--seeds=2", "--arms", "on_policy")
+    assert "is in use by another process" in capsys.readouterr().out

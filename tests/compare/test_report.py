@@ -1,0 +1,125 @@
+"""What a run comes to, by hand; what the page says of runs that end well, badly or not at all."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from freshper_lightning.compare.collect import Row, read_table, write_table
+from freshper_lightning.compare.curves import Curve, curves_of
+from freshper_lightning.compare.measures import AREA, DROP, FINAL, STEPS, measure
+from freshper_lightning.compare.pictures import on_common_places
+from freshper_lightning.compare.report import write_report
+from freshper_lightning.compare.settings import Arm, Comparison
+from freshper_lightning.errors import ConfigurationError
+
+HEIGHTS = {"base": (0.4, 0.5, 0.6), "good": (0.4, 0.7, 0.8), "poor": (0.4, 0.6, 0.3)}
+
+
+def rows(arm, seeds=3, task="lake", success=True):
+    """Evaluations at 0, 100 and 200 steps; the last of seed s is s hundredths higher than that of seed 0."""
+    found = []
+    for seed in range(seeds):
+        for index, height in enumerate(HEIGHTS[arm]):
+            value = height + (seed / 100 if index == 2 else 0)
+            moment = (index * 6, index, index * 100, index * 2.5)
+            found.append(Row(task, arm, seed, *moment, "sampled", value if success else None, value))
+    return found
+
+
+def comparison(**fields):
+    arms = {name: Arm() for name in HEIGHTS}
+    return Comparison(
+        **({"task": "lake", "stack": [], "arms": arms, "baseline": "base", "model": "m", "final_window": 1} | fields)
+    )
+
+
+def test_the_measures_of_a_curve():
+    curve = Curve("a", 0, np.array([0.0, 1, 0.5, 0]), *(np.array([0.0, 100, 200, 400]),) * 3)
+    assert (curve.final(1), curve.final(2)) == (0, 0.25)
+    assert (curve.peak(1), curve.peak(2), curve.peak(9)) == (1, 0.75, 0.375)
+    assert (curve.drop(1), curve.drop(2)) == (1, 0.5)
+    assert curve.area(400) == pytest.approx((50 + 75 + 50) / 400)
+    assert curve.area(300) == pytest.approx((50 + 75 + 37.5) / 300)
+    assert (curve.steps_to(1), curve.steps_to(0), curve.steps_to(1.1)) == (100, 0, None)
+    np.testing.assert_allclose(curve.at("update", np.array([50.0, 300])), [0.5, 0.25])
+
+
+def test_the_threshold_is_a_share_of_the_baseline_and_runs_that_never_reach_it_are_censored():
+    curves = curves_of([*rows("base"), *rows("good"), *rows("poor")], "success", "sampled")
+    found = measure(curves, comparison())
+    assert found.threshold == pytest.approx(0.9 * 0.61)
+    assert found.outcomes[STEPS]["base"].by_seed == {0: 200, 1: 200, 2: 200}
+    assert found.outcomes[STEPS]["good"].by_seed == {0: 100, 1: 100, 2: 100}
+    assert found.outcomes[STEPS]["good"].censored == 0
+    assert found.outcomes[FINAL]["good"].estimate.value == pytest.approx(0.81)
+    assert found.outcomes[DROP]["poor"].estimate.value == pytest.approx(0.29)
+    assert found.outcomes[AREA]["base"].estimate.value == pytest.approx((0.45 + 0.555) / 2)
+    high = measure(curves, comparison(threshold=1.1))
+    assert (high.outcomes[STEPS]["poor"].censored, high.outcomes[STEPS]["good"].censored) == (3, 0)
+    assert high.outcomes[STEPS]["poor"].by_seed == {0: 200, 1: 200, 2: 200}
+    assert high.outcomes[STEPS]["good"].less(high.outcomes[STEPS]["poor"]).estimate.value == -100
+
+
+def test_other_arms_do_not_move_the_threshold():
+    base, more = (
+        curves_of(table, "success", "sampled") for table in (rows("base"), [*rows("base"), *rows("good", seeds=1)])
+    )
+    assert measure(base, comparison()).threshold == measure(more, comparison()).threshold
+
+
+def test_returns_below_0_have_no_threshold():
+    below = [dataclasses.replace(row, score=row.score - 5) for row in rows("base")]
+    found = measure(curves_of(below, "return", "sampled"), comparison(metric="return"))
+    assert found.threshold is None
+    assert STEPS not in found.outcomes
+
+
+def test_the_page_has_every_arm_the_censored_runs_and_those_that_are_not_there(tmp_path):
+    page = write_report(
+        [*rows("base"), *rows("good"), *rows("poor", seeds=2)],
+        comparison(threshold=1.05),
+        tmp_path,
+        {"poor, seed 2": "exit code 1"},
+    ).read_text()
+    assert {"curves.png", "arms.png", "report.md"} == {path.name for path in tmp_path.iterdir()}
+    lines = page.splitlines()
+    assert [sum(line.startswith(f"| {arm} |") for line in lines) for arm in HEIGHTS] == [1, 2, 2]
+    (poor,) = [line for line in lines if line.startswith("| poor | 2 |")]
+    assert "≥ 200 [200, 200], 0 of 2 reached it" in poor
+    (better,) = [line for line in lines if line.startswith("| good | +0.200")]
+    assert "3 above, 0 below, p 0.25" in better
+    assert "2 to 3 seeds per arm" in page
+    assert "too narrow" in page
+    assert "- poor, seed 2: exit code 1" in page
+
+
+def test_a_page_of_one_seed_has_no_intervals(tmp_path):
+    page = write_report([*rows("base", 1), *rows("good", 1)], comparison(), tmp_path, {}).read_text()
+    assert "| good | +0.200, 1 above, 0 below, p 1 |" in page
+
+
+def test_a_table_is_read_as_it_was_written(tmp_path):
+    table = [*rows("base"), *rows("poor", success=False)]
+    write_table(tmp_path / "t.csv", table)
+    assert read_table(tmp_path / "t.csv") == table
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ConfigurationError, match="must have the columns task, arm, seed, update"):
+        read_table(tmp_path / "other.csv")
+    with pytest.raises(ConfigurationError, match="is not a file"):
+        read_table(tmp_path / "none.csv")
+
+
+def test_a_metric_that_the_table_lacks_is_refused():
+    with pytest.raises(ConfigurationError, match="metric=success must be return"):
+        curves_of(rows("base", success=False), "success", "sampled")
+    with pytest.raises(ConfigurationError, match="no evaluations of mode=greedy"):
+        curves_of(rows("base"), "success", "greedy")
+
+
+def test_curves_are_averaged_where_all_of_them_are():
+    short = Curve("a", 0, np.array([0.0, 1]), *(np.array([10.0, 100]),) * 3)
+    long = Curve("a", 1, np.array([0.0, 2]), *(np.array([0.0, 200]),) * 3)
+    places, values = on_common_places([short, long], "seconds")
+    assert (places[0], places[-1]) == (10, 100)
+    np.testing.assert_allclose(values[:, -1], [1, 1])
