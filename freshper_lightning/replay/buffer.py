@@ -361,7 +361,9 @@ class ReplayBuffer(Parametrised, StoredTrajectories):
 
     def _clock_value(self, now: ClockReading) -> float:
         value, newest = float(clock_value(now, self.clock)), self._newest
-        require(value >= newest, f"now ({self.clock})", value, f"at least {newest}, when the newest entry came in")
+        if value < newest:  # said by hand: a message for every call would take longer than the comparison
+            allowed = f"at least {newest}, when the newest entry came in"
+            raise ValueError(f"now ({self.clock}) must be {allowed}, not {value!r}")
         return value
 
     def _adjusted(self) -> Content:

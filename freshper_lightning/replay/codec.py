@@ -63,7 +63,7 @@ def encode(
         _pack_header(item, len(names), len(task), half)
         for item, names, task in zip(trajectories, images, tasks, strict=True)
     ]
-    columns = [_pieces(name, [getattr(item, name) for item in trajectories], half) for name in _TENSORS]
+    columns = [_pieces(name, list(map(attrgetter(name), trajectories)), half) for name in _TENSORS]
     rows = zip(headers, *columns, map(b"".join, images), tasks, strict=True)
     return [padded(b"".join(row)) for row in rows]
 
@@ -71,15 +71,14 @@ def encode(
 def _pieces(name: str, tensors: Sequence[Tensor | None], half: bool) -> list[memoryview]:
     """Bytes of each tensor; they are put together first, since a copy of many costs little more than one of one."""
     expected, present = _TENSORS[name], [tensor for tensor in tensors if tensor is not None]
-    for tensor in present:
-        if tensor.dtype is not expected:
-            raise ValueError(f"{name} of a trajectory must be {expected}, not {tensor.dtype}")
+    for wrong in {tensor.dtype for tensor in present} - {expected}:
+        raise ValueError(f"{name} of a trajectory must be {expected}, not {wrong}")
     if not present:
         return [memoryview(b"")] * len(tensors)
     flat = torch.cat(present)
     flat = _halved(flat) if half and name == "behavior_log_probs" else flat
-    content, width = memoryview(flat.numpy(force=True).tobytes()), flat.element_size()
-    ends = accumulate((0 if tensor is None else tensor.numel() * width for tensor in tensors), initial=0)
+    content, width = flat.numpy(force=True).ravel().view(np.uint8).data, flat.element_size()
+    ends = accumulate([0 if tensor is None else tensor.numel() * width for tensor in tensors], initial=0)
     return [content[start:end] for start, end in pairwise(ends)]
 
 

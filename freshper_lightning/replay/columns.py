@@ -133,7 +133,7 @@ class Columns:
         rows = np.minimum(np.maximum(ids - self.ids[0], 0), self.end - 1)
         # A dead row may bear the id of a live one; see :meth:`load`.
         found = (self.ids[rows] == ids) & self.live[rows]
-        if not found.all():
+        if np.count_nonzero(found) < len(ids):
             rows = np.minimum(np.searchsorted(self.ids[: self.end], ids), self.end - 1)
             found = (self.ids[rows] == ids) & self.live[rows]
         return rows, found

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from freshper_lightning.replay.columns import Columns, Floats, Integers
-from freshper_lightning.replay.decay import Decay, log_freshness
+from freshper_lightning.replay.decay import Decay, NoDecay, log_freshness
 from freshper_lightning.replay.tree import BLOCK, BlockSums
 
 SMALLEST_PROBABILITY = 1e-290
@@ -213,7 +213,7 @@ class StaticMasses:
         columns, decay = self._columns, self._known_decay()
         with np.errstate(invalid="ignore", over="ignore"):
             high, low = exact_sum(columns.log_base[rows], columns.log_fresh[rows])
-            if decay.factorises:
+            if decay.factorises and not isinstance(decay, NoDecay):
                 high, second = exact_sum(high, log_freshness(decay, reference - columns.since[rows]))
                 low = low + second
         return high, low

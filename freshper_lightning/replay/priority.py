@@ -5,10 +5,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from operator import mul
 from typing import ClassVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -36,6 +36,10 @@ class Priority(ABC):
         Raises:
             ValueError: The trajectory lacks what the priority is computed from; nothing is put in its place.
         """
+
+    def bases(self, trajectories: Sequence[Trajectory]) -> NDArray[np.float64]:
+        """float64 [n]: :meth:`base` of each, for a priority that is faster over many at once."""
+        return np.array([self.base(item) for item in trajectories], np.float64)
 
 
 @dataclass(frozen=True)
@@ -100,12 +104,13 @@ class AbsoluteAdvantage(_OffsetPriority):
         Raises:
             ValueError: Advantages have not been computed.
         """
-        if trajectory.advantages is None:
-            raise ValueError(f"trajectory {trajectory.member} of group {trajectory.group} has no advantages yet")
-        # In Python, which for a handful of turns is faster than tensor operations.
-        tokens = [end - start for start, end in trajectory.turns.tolist()]
-        weighted = sum(map(mul, tokens, map(abs, trajectory.advantages.tolist())))
-        return float(weighted / sum(tokens)) + self.eps
+        return float(_mean_magnitudes([trajectory])[0]) + self.eps
+
+    def bases(self, trajectories: Sequence[Trajectory]) -> NDArray[np.float64]:
+        """All at once, unless a subclass says otherwise what one is worth."""
+        if type(self).base is not AbsoluteAdvantage.base or not trajectories:
+            return super().bases(trajectories)
+        return _mean_magnitudes(trajectories) + self.eps
 
 
 @dataclass(frozen=True)
@@ -228,16 +233,15 @@ def bases_of(
     Raises:
         ValueError: A trajectory lacks what the priority needs, or its priority is not finite or below 0.
     """
-    values = np.empty(len(trajectories))
-    for index, item in enumerate(trajectories):
-        if isinstance(priority, RatePriority):
-            base = priority.of_rate(known.rate(prompt_of(item), later))
-        else:
-            base = priority.base(item)
-        if not (math.isfinite(base) and base >= 0):
-            name = f"{priority} of member {item.member} of group {item.group}"
-            raise ValueError(f"{name} must be finite and at least 0, not {base!r}")
-        values[index] = base
+    if isinstance(priority, RatePriority):
+        values = np.array([priority.of_rate(known.rate(prompt_of(item), later)) for item in trajectories], np.float64)
+    else:
+        values = priority.bases(trajectories)
+    wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
+    if len(wrong):
+        item, base = trajectories[wrong[0]], float(values[wrong[0]])
+        name = f"{priority} of member {item.member} of group {item.group}"
+        raise ValueError(f"{name} must be finite and at least 0, not {base!r}")
     return values
 
 
@@ -250,6 +254,19 @@ def _imported(path: str) -> Callable[[Trajectory], float]:
     if not callable(function):
         raise ValueError(f"path must name a function, not {function!r}, which is what {path!r} is")
     return function
+
+
+def _mean_magnitudes(trajectories: Sequence[Trajectory]) -> NDArray[np.float64]:
+    """float64 [n]: mean of ``|advantage|`` over the sampled tokens of each; of at least one trajectory."""
+    lacking = next((item for item in trajectories if item.advantages is None), None)
+    if lacking is not None:
+        raise ValueError(f"trajectory {lacking.member} of group {lacking.group} has no advantages yet")
+    advantages = [item.advantages for item in trajectories if item.advantages is not None]
+    bounds = torch.cat([item.turns for item in trajectories]).numpy(force=True)
+    tokens, owner = bounds[:, 1] - bounds[:, 0], np.repeat(np.arange(len(advantages)), [a.numel() for a in advantages])
+    weighted = tokens * np.abs(torch.cat(advantages).double().numpy(force=True))
+    means: NDArray[np.float64] = np.bincount(owner, weighted) / np.bincount(owner, tokens)
+    return means
 
 
 def _return_of(trajectory: Trajectory) -> float:

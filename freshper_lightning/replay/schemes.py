@@ -69,7 +69,7 @@ class Stratified(DrawScheme):
         points = (np.arange(n) + random.random(n)) / n
         rows = masses.sums.find(points)
         found = masses.of(rows)
-        if not found.all():  # a point has met a mass that counts as none
+        if np.count_nonzero(found) < n:  # a point has met a mass that counts as none
             rows = columns.live_rows()[stratified(masses.of(columns.live_rows()), points)]
             found = masses.of(rows)
         shares = found / masses.total

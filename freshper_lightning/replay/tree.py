@@ -41,9 +41,10 @@ class BlockSums:
 
     def write(self, rows: Integers, masses: Floats, end: int) -> None:
         """Replaces masses, where ``end``, the number of rows from now on, never falls."""
-        self._used = _blocks(end) * BLOCK
-        for depth, level in enumerate(self._levels):
-            self._levels[depth] = enlarged(level, len(level), _blocks(self._count(depth)) * BLOCK)
+        if _blocks(end) * BLOCK > self._used:
+            self._used = _blocks(end) * BLOCK
+            for depth, level in enumerate(self._levels):
+                self._levels[depth] = enlarged(level, len(level), _blocks(self._count(depth)) * BLOCK)
         self.masses[rows] = masses
         for below, above in pairwise(self._levels):
             rows = rows // BLOCK if len(rows) <= _FEW else np.unique(rows // BLOCK)
@@ -101,5 +102,5 @@ def _whole_blocks(numbers: Floats) -> Floats:
 def _running(numbers: Floats) -> Floats:
     """Running sums along the last axis, from 0."""
     sums = np.zeros((*numbers.shape[:-1], numbers.shape[-1] + 1))
-    np.cumsum(numbers, axis=-1, out=sums[..., 1:])
+    numbers.cumsum(axis=-1, out=sums[..., 1:])
     return sums

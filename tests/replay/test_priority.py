@@ -1,4 +1,6 @@
+import functools
 import math
+import operator
 
 import numpy as np
 import pytest
@@ -36,6 +38,30 @@ def test_absolute_advantage_is_the_mean_over_sampled_tokens():
     item = make_trajectory(rewards=(0.0, 0.0), turn_tokens=(1, 3), advantages=(2.0, -0.5))
     assert AbsoluteAdvantage(eps=0.0).base(item) == pytest.approx((1 * 2.0 + 3 * 0.5) / 4, rel=1e-15)
     assert AbsoluteAdvantage(eps=0.25).base(item) == pytest.approx(0.875 + 0.25, rel=1e-15)
+
+
+def test_absolute_advantages_of_many_are_those_of_each_to_the_bit():
+    items = [
+        make_trajectory((0.0,) * n, tuple(range(1, n + 1)), tuple(torch.randn(n).tolist())) for n in (1, 10, 3, 17)
+    ]
+    expected = []
+    for item in items:
+        tokens = [end - start for start, end in item.turns.tolist()]
+        terms = [count * abs(advantage) for count, advantage in zip(tokens, item.advantages.tolist(), strict=True)]
+        expected.append(functools.reduce(operator.add, terms) / sum(tokens) + 1e-6)
+    assert AbsoluteAdvantage().bases(items).tolist() == expected
+    assert [AbsoluteAdvantage().base(item) for item in items] == expected
+    assert AbsoluteAdvantage().bases([]).shape == (0,)
+
+
+class Doubled(AbsoluteAdvantage):
+    def base(self, trajectory):
+        return 2 * super().base(trajectory)
+
+
+def test_a_subclass_says_what_each_of_many_is_worth():
+    item = make_trajectory(advantages=(1.5,))
+    assert Doubled(eps=0.0).bases([item, item]).tolist() == [3.0, 3.0]
 
 
 def test_absolute_advantage_without_advantages_is_an_error():
