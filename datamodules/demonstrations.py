@@ -11,7 +11,8 @@ from datamodules.loader import LoopDataModule, seed_of_run
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.module import PolicyModule
 from freshper_lightning.policy.net import require_model_folder
-from freshper_lightning.policy.packing import TrajectoryBatch, balanced_parts, collate
+from freshper_lightning.policy.packing import TrajectoryBatch, collate
+from freshper_lightning.policy.rows import balanced_parts
 from freshper_lightning.rollout.conversation import ChatFormat, Conversation, History
 from freshper_lightning.rollout.seeds import demonstration_instance_seed, stable_hash
 from freshper_lightning.trajectory import Transcript

@@ -8,7 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from freshper_lightning.policy.packing import Phase, TrajectoryBatch, balanced_parts, collate
+from freshper_lightning.policy.packing import Phase, TrajectoryBatch, collate, openings_of
+from freshper_lightning.policy.rows import micro_batches_of
 from freshper_lightning.replay import Draw
 from freshper_lightning.trajectory import Trajectory
 
@@ -61,18 +62,20 @@ class Part:
         lengths = np.array([item.num_sampled for item in self.items], np.float64)
         return float(lengths @ self.multiplicities)
 
-    def split(self, micro_batches: int, reduce: Reduce) -> OptimizerBatch:
-        """Exactly so many micro-batches of about as many tokens; a collective."""
+    def split(self, micro_batches: int, reduce: Reduce, share: bool = False) -> OptimizerBatch:
+        """Exactly so many micro-batches of about as many tokens, which may ``share`` openings; a collective."""
         drawn = (0.0, 0.0) if self.draw is None else self.draw.weight_sums()
         sums = reduce(torch.tensor([self.tokens(), self.sequences, *drawn], dtype=torch.float64)).tolist()
         batches = []
-        for members in balanced_parts([item.num_tokens for item in self.items], micro_batches):
+        openings = openings_of(self.items) if share else None
+        for members in micro_batches_of([item.num_tokens for item in self.items], micro_batches, openings):
             batch = collate(
                 [self.items[i] for i in members],
                 phase=self.phase,
                 importance_weights=torch.from_numpy(self.weights[members]),
                 ids=torch.from_numpy(self.ids[members]),
                 ages=torch.from_numpy(self.ages[members].astype(np.float64)),
+                share=share,
             )
             batch.total_tokens, batch.total_sequences = sums[:2]
             batches.append(batch)

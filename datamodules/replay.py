@@ -278,7 +278,7 @@ class ReplayDataModule(LoopDataModule):
         start = time.perf_counter()
         fresh = update < self.epochs * self.batches_per_epoch
         part = self._fresh_part(update) if fresh else Part.drawn(self._draw(), self._share)
-        batch = part.split(self.micro_batches, self._reduce)
+        batch = part.split(self.micro_batches, self._reduce, self.shares_openings)
         self.seconds_sampling += time.perf_counter() - start
         return batch
 

@@ -178,12 +178,15 @@ class PolicyModule(LightningModule):
         return {"loss": output.loss * scale, "observation": observation}
 
     def _loss(self, batch: TrajectoryBatch) -> LossOutput:
-        forward = (batch.input_ids, batch.position_ids, batch.predicted_from, batch.targets, self.temperature)
         reference = batch.reference_log_probs
         if self.reference is not None and self.algorithm.needs_reference() and reference is None:
             reference = evaluate(self.reference, batch, self.temperature).log_probs
         log_probs, entropy, values = self.policy(
-            *forward, with_entropy=self.algorithm.needs_rollouts, entropy_gradient=self.algorithm.needs_entropy()
+            *batch.rows,
+            self.temperature,
+            with_entropy=self.algorithm.needs_rollouts,
+            entropy_gradient=self.algorithm.needs_entropy(),
+            spans=batch.spans,
         )
         totals = (batch.total_tokens, batch.total_sequences)
         coefficients = self.algorithm.coefficients(batch.segments, batch.lengths, *totals)
@@ -204,6 +207,11 @@ class PolicyModule(LightningModule):
             td_errors=batch.td_errors,
         )
         return self.algorithm.loss(inputs)
+
+    @property
+    def shares_openings(self) -> bool:
+        """Whether conversations of a micro-batch may share what they begin with."""
+        return self.policy.shares_openings
 
     def reference_log_probs(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
         """Float32 [S] for each trajectory: log-probabilities of its tokens under the frozen reference; a collective.

@@ -10,10 +10,13 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from freshper_lightning.errors import ConfigurationError
+from freshper_lightning.policy.attention import attention_masks, can_share
 from freshper_lightning.policy.critic import CriticSettings, ValueHead
 from freshper_lightning.policy.log_prob import Readout, TokenStatistics, linear_log_probs
 from freshper_lightning.policy.lora import LoraSettings, add_adapters, merged_tensors, whole
+from freshper_lightning.policy.packing import collate
 from freshper_lightning.rollout.attention import caps_attention
+from freshper_lightning.trajectory import Transcript
 
 PARITY = 1e-3
 """Largest difference in nats that rounding in float32 may make."""
@@ -87,11 +90,26 @@ class PolicyNet(nn.Module):
         alone = torch.cat([self.model(ids[None], use_cache=False).logits[0, :-1] for ids in pair])
         expected = alone.float().log_softmax(-1).gather(1, targets[:, None])[:, 0]
         gap = float((packed - expected).abs().max())
+        if self.shares_openings:
+            gap = max(gap, self._sharing_gap(vocabulary))
         if not gap <= PARITY:
             raise ConfigurationError(
                 f"model.path={name!r}: packed log-probabilities differ from the model's own by {gap:.2g} nats, where"
                 f" {PARITY} is allowed; the architecture {type(self.model).__name__} is not supported"
             )
+
+    def _sharing_gap(self, vocabulary: int) -> float:
+        """Largest difference in nats between two conversations whose opening is shared and the same ones apart."""
+        ids = [torch.cat([torch.arange(8), torch.arange(start, start + 8)]) * 7 % vocabulary for start in (20, 30)]
+        items = [Transcript(one.int(), torch.tensor([[8, 16]], dtype=torch.int32)) for one in ids]
+        shared, apart = (collate(items, phase="demonstration", share=share) for share in (True, False))
+        values = [self(*batch.rows, spans=batch.spans).log_probs for batch in (shared, apart)]
+        return float((values[0] - values[1]).abs().max())
+
+    @property
+    def shares_openings(self) -> bool:
+        """Whether :meth:`forward` takes ``spans``."""
+        return can_share(self.model)
 
     def forward(
         self,
@@ -102,15 +120,19 @@ class PolicyNet(nn.Module):
         temperature: float = 1.0,
         with_entropy: bool = False,
         entropy_gradient: bool = False,
+        spans: Tensor | None = None,
     ) -> TokenStatistics:
         """Statistics of ``targets`` [S], predicted from flat positions [S] of the rows ``input_ids`` [R, W].
 
         ``position_ids`` restart at 0 where a new conversation begins in a row; conversations do not see each other.
-        Entropy is a value only, which takes less memory, unless its gradient is asked for.
+        With ``spans`` [2, R, W] a token sees what stands before it in its own piece (``spans[0]``) and in the one that
+        its piece continues (``spans[1]``). Entropy is a value only, which takes less memory, unless its gradient is
+        asked for.
         """
-        # Transformers tells packed conversations apart only without an attention mask and without a cache.
+        # Without a mask and without a cache, Transformers tells packed conversations apart by their positions.
+        masks = None if spans is None else attention_masks(self.model, spans, position_ids)
         backbone = self.model.base_model
-        hidden = backbone(input_ids=input_ids, position_ids=position_ids, attention_mask=None, use_cache=False)
+        hidden = backbone(input_ids=input_ids, position_ids=position_ids, attention_mask=masks, use_cache=False)
         selected = hidden.last_hidden_state.flatten(0, 1)[predicted_from]
         # The head is the root's own parameter, which a sharding strategy makes whole for the time of this forward.
         head, config = self.model.get_output_embeddings(), self.model.config.get_text_config()

@@ -1,23 +1,17 @@
-"""Conversations packed into rows without padding between them, and what a loss needs to know about their tokens."""
+"""Conversations packed into rows, and what a loss needs to know about their tokens."""
 
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, fields
-from heapq import heapreplace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from freshper_lightning.policy.rows import Block, Opening, cheapest_layout
 from freshper_lightning.trajectory import Trajectory, Transcript
 
 Phase = Literal["fresh", "replay", "demonstration"]
-
-ATTENTION_TOKENS = 1000
-"""Width of rows at which attention takes about as long as the rest of the model.
-
-Measured on a CPU: 560 for a hidden size of 128 and 2,100 for one of 576.
-"""
 
 
 @dataclass(slots=True)
@@ -32,7 +26,7 @@ class TrajectoryBatch:
     input_ids: Tensor
     """int64 [R, W]."""
     position_ids: Tensor
-    """int64 [R, W]: restart at 0 with each conversation, which is how the model tells them apart."""
+    """int64 [R, W]: of a token in its conversation; where no opening is shared, a 0 is where the next one begins."""
     predicted_from: Tensor
     """int64 [S]: flat position in the rows whose output predicts the token."""
     targets: Tensor
@@ -68,6 +62,9 @@ class TrajectoryBatch:
     """float32 [S]."""
     reference_log_probs: Tensor | None = None
     """float32 [S]: the frozen reference, where the preparation needed it."""
+    spans: Tensor | None = None
+    """int64 [2, R, W]: the piece of its row that a token is in, and the piece before it that it continues, or its own;
+    None where no opening is shared."""
     ends_iteration: bool = False
     """Whether this is the last micro-batch of the iteration."""
 
@@ -75,6 +72,11 @@ class TrajectoryBatch:
     def skip(self) -> bool:
         """Whether the update must leave parameters and optimizer state as they are."""
         return self.total_sequences == 0
+
+    @property
+    def rows(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The first arguments of :meth:`PolicyNet.forward <freshper_lightning.policy.net.PolicyNet.forward>`."""
+        return self.input_ids, self.position_ids, self.predicted_from, self.targets
 
     @property
     def is_filler(self) -> bool:
@@ -102,68 +104,13 @@ class TrajectoryBatch:
         return moved
 
 
-def balanced_parts(lengths: Sequence[int], parts: int) -> list[list[int]]:
-    """Indices of the conversations in each of exactly ``parts`` groups of about as many tokens, each in order.
-
-    The longest that is left goes to the group with the fewest tokens, the first of equals, so that no group has more
-    than 4/3 of the tokens that the best partition's largest has (Graham 1969). Groups stay empty where there are
-    fewer conversations than groups.
-    """
-    groups: list[list[int]] = [[] for _ in range(parts)]
-    loads = [(0, group) for group in range(parts)]
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        load, group = loads[0]
-        groups[group].append(index)
-        heapreplace(loads, (load + lengths[index], group))
-    return [sorted(group) for group in groups]
-
-
-def pack_rows(lengths: Sequence[int], width: int) -> list[list[int]]:
-    """First-fit-decreasing bin packing: indices of the conversations in each row of ``width`` tokens.
-
-    Raises:
-        ValueError: A conversation is longer than a row.
-    """
-    if lengths and max(lengths) > width:
-        raise ValueError(f"a conversation of {max(lengths)} tokens does not fit in a row of {width}")
-    rows: list[list[int]] = []
-    room: list[int] = []
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        row = next((r for r, free in enumerate(room) if free >= lengths[index]), len(rows))
-        if row == len(rows):
-            rows.append([])
-            room.append(width)
-        rows[row].append(index)
-        room[row] -= lengths[index]
-    return rows
-
-
-def cheapest_rows(lengths: Sequence[int]) -> list[list[int]]:
-    """Indices of the conversations in each row, for rows that take the model the least time.
-
-    With R rows of W tokens that is about R W (1 + W / ATTENTION_TOKENS): narrow rows save attention, which looks at a
-    whole row for each token, and wide ones leave less room over. Rows are at least as wide as the longest conversation.
-    """
-    longest, total = max(lengths), sum(lengths)
-    best = pack_rows(lengths, longest)
-    least = _cost(len(best), _width(lengths, best))
-    for count in range(len(best) - 1, 0, -1):
-        width = max(longest, -(-total // count))
-        if _cost(count, width) >= least:  # and so it is for fewer rows
-            break
-        rows = pack_rows(lengths, width)
-        cost = _cost(len(rows), _width(lengths, rows))
-        if cost < least:
-            best, least = rows, cost
-    return best
-
-
-def _cost(rows: int, width: int) -> int:
-    return rows * width * (ATTENTION_TOKENS + width)
-
-
-def _width(lengths: Sequence[int], rows: list[list[int]]) -> int:
-    return max(sum(lengths[index] for index in row) for row in rows)
+def openings_of(items: Sequence[Transcript]) -> list[Opening]:
+    """What each conversation begins with: all tokens ahead of the policy's first."""
+    lengths = [int(item.turns[0, 0]) for item in items]
+    return [
+        Opening(item.token_ids[:length].numpy(force=True).tobytes(), length)
+        for item, length in zip(items, lengths, strict=True)
+    ]
 
 
 def collate(
@@ -173,37 +120,26 @@ def collate(
     importance_weights: Tensor | None = None,
     ids: Tensor | None = None,
     ages: Tensor | None = None,
+    share: bool = False,
 ) -> TrajectoryBatch:
     """Pack conversations into rows; an empty list gives a filler of zero weight.
 
-    The filler runs the model on one dummy token, so that forward and backward happen on every rank.
+    With ``share`` what several conversations begin with may lie there once, where that is cheaper. The filler runs the
+    model on one dummy token, so that forward and backward happen on every rank.
     """
     if not items:
         return _filler(phase)
-    sizes = [item.num_tokens for item in items]
-    rows = cheapest_rows(sizes)
-    width = _width(sizes, rows)
-    input_ids = torch.zeros(len(rows), width, dtype=torch.int64)
-    # Left-over room is one more segment that starts at position 0, so that no conversation attends to it.
-    position_ids = torch.zeros(len(rows), width, dtype=torch.int64)
-    offsets = [0] * len(items)
-    for r, members in enumerate(rows):
-        start = 0
-        for index in members:
-            length = items[index].num_tokens
-            input_ids[r, start : start + length] = items[index].token_ids
-            position_ids[r, start : start + length] = torch.arange(length)
-            offsets[index] = r * width + start
-            start += length
-        position_ids[r, start:] = torch.arange(width - start)
+    layout = cheapest_layout([item.num_tokens for item in items], openings_of(items) if share else None)
+    rows = _Rows(items, layout)
     lengths = torch.tensor([item.num_sampled for item in items])
     played = [item for item in items if isinstance(item, Trajectory)]
     rewarded = all(item.advantages is None for item in played)
     positions = [item.sampled_positions() for item in items]
     return TrajectoryBatch(
-        input_ids=input_ids,
-        position_ids=position_ids,
-        predicted_from=torch.cat([p + offset - 1 for p, offset in zip(positions, offsets, strict=True)]),
+        input_ids=rows.input_ids,
+        position_ids=rows.position_ids,
+        spans=rows.spans if any(block.opening for row in layout for block in row) else None,
+        predicted_from=torch.cat([rows.places(i, p - 1) for i, p in enumerate(positions)]),
         targets=torch.cat([item.token_ids[p].long() for item, p in zip(items, positions, strict=True)]),
         segments=torch.repeat_interleave(torch.arange(len(items)), lengths),
         lengths=lengths,
@@ -215,6 +151,48 @@ def collate(
         ages=torch.zeros(len(items), dtype=torch.float64) if ages is None else ages,
         phase=phase,
     )
+
+
+class _Rows:
+    """The tensors of a layout, and where in them the tokens of a conversation are."""
+
+    def __init__(self, items: Sequence[Transcript], layout: Sequence[Sequence[Block]]) -> None:
+        width = max(sum(block.length for block in row) for row in layout)
+        # Left-over room is one more piece that starts at position 0, so that no conversation attends to it.
+        self.input_ids = torch.zeros(len(layout), width, dtype=torch.int64)
+        self.position_ids = torch.zeros(len(layout), width, dtype=torch.int64)
+        self.spans = torch.zeros(2, len(layout), width, dtype=torch.int64)
+        self._first: dict[int, tuple[int, int, int]] = {}
+        """By conversation: tokens of the shared opening, where it lies, and where what follows does."""
+        self._items = items
+        for r, row in enumerate(layout):
+            start, piece = 0, 1
+            for block in row:
+                self._put(r, start, piece, block)
+                start, piece = start + block.length, piece + len(block.members) + 1
+            self.position_ids[r, start:] = torch.arange(width - start)
+
+    def _put(self, row: int, start: int, piece: int, block: Block) -> None:
+        opening, offset = block.opening, row * self.input_ids.shape[1]
+        self._fill(row, start, block.members[0], 0, opening, (piece, piece))
+        end = start + opening
+        for number, member in enumerate(block.members, piece + 1):
+            self._first[member] = (opening, offset + start, offset + end)
+            length = self._items[member].num_tokens
+            self._fill(row, end, member, opening, length, (number, piece if opening else number))
+            end += length - opening
+
+    def _fill(self, row: int, start: int, member: int, first: int, last: int, span: tuple[int, int]) -> None:
+        """Tokens ``first`` to ``last`` of a conversation, from column ``start`` on."""
+        columns = slice(start, start + last - first)
+        self.input_ids[row, columns] = self._items[member].token_ids[first:last]
+        self.position_ids[row, columns] = torch.arange(first, last)
+        self.spans[:, row, columns] = torch.tensor(span)[:, None]
+
+    def places(self, member: int, positions: Tensor) -> Tensor:
+        """int64: flat positions in the rows of the given ones in a conversation."""
+        opening, shared, own = self._first[member]
+        return torch.where(positions < opening, shared + positions, own + positions - opening)
 
 
 def _concatenate(pieces: list[Tensor]) -> Tensor | None:

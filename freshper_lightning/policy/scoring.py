@@ -42,12 +42,15 @@ def evaluate(net: PolicyNet | BasePolicy, batch: TrajectoryBatch, temperature: f
 
     They are sharded again on return, as after a backward pass: those of the root would stay gathered without one.
     """
-    forward = (batch.input_ids, batch.position_ids, batch.predicted_from, batch.targets)
-    statistics: TokenStatistics = net(*forward, temperature)
-    weights = net.net if isinstance(net, BasePolicy) else net
+    statistics: TokenStatistics = net(*batch.rows, temperature, spans=batch.spans)
+    weights = _weights(net)
     if isinstance(weights, FSDPModule):
         weights.reshard()
     return statistics
+
+
+def _weights(net: PolicyNet | BasePolicy) -> PolicyNet:
+    return net.net if isinstance(net, BasePolicy) else net
 
 
 def token_log_probs(
@@ -57,7 +60,8 @@ def token_log_probs(
     of ``passes``, of which any may be empty."""
     found: list[Tensor] = []
     for part in passes:
-        batch = collate([Transcript(t.token_ids, t.turns) for t in part], phase="demonstration").to(device)
+        transcripts = [Transcript(t.token_ids, t.turns) for t in part]
+        batch = collate(transcripts, phase="demonstration", share=_weights(net).shares_openings).to(device)
         log_probs = evaluate(net, batch, temperature).log_probs.float().cpu()
         found += log_probs.split(batch.lengths.tolist()) if part else ()
     return found

@@ -62,9 +62,9 @@ def group_gradients(
     for index, group in enumerate(groups):
         weights = [share[index].to(device) for share in shares]
         if any(bool(weight.any()) for weight in weights):  # none is where all outcomes of the group are equal
-            batch = collate(group, phase="replay").to(device)
-            forward = (batch.input_ids, batch.position_ids, batch.predicted_from, batch.targets)
-            found[:, index] = _weighted(net(*forward, temperature).log_probs, weights, parameters)
+            batch = collate(group, phase="replay", share=net.shares_openings).to(device)
+            log_probs = net(*batch.rows, temperature, spans=batch.spans).log_probs
+            found[:, index] = _weighted(log_probs, weights, parameters)
     return found
 
 

@@ -13,6 +13,7 @@ from freshper_lightning.callbacks.rollout import RolloutCallback
 from freshper_lightning.replay import AbsoluteAdvantage, ExponentialDecay
 from freshper_lightning.rollout.sampling import SamplingConfig
 from tests.loop import Recorder, fit, policy, replay_data, rollout_callback
+from tests.policy.transcripts import context
 
 GROUPS, SIZE, BATCH, ITERATIONS = 2, 4, 4, 3
 TAU, ALPHA, EPS = 5.0, 0.6, 1e-6
@@ -140,7 +141,8 @@ def test_tokens_as_sampled_are_tokens_as_trained(run):
             mine = batch.segments == place
             tokens, log_probs, versions = as_spoken(run, items[key])
             assert batch.targets[mine].tolist() == tokens
-            assert batch.input_ids.flatten()[batch.predicted_from[mine] + 1].tolist() == tokens
+            end = int(items[key].turns[-1, 1])
+            assert [*context(batch, place).tolist(), tokens[-1]] == items[key].token_ids[:end].tolist()
             assert torch.equal(batch.behavior_log_probs[mine], log_probs)
             assert versions == [born_at(run)[key]] * items[key].num_turns
             trained.add(key)

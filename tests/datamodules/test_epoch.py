@@ -18,7 +18,7 @@ from freshper_lightning.policy.net import PolicyNet
 from freshper_lightning.replay import ExponentialDecay, UniformPriority
 from freshper_lightning.trajectory import ClockReading
 from tests.loop import Recorder, fit, policy, replay_data
-from tests.policy.transcripts import statistics
+from tests.policy.transcripts import context, statistics
 from tests.replay.builders import make_trajectory
 
 CAP, CLIP = 1.5, 0.2
@@ -118,14 +118,10 @@ def test_the_ratio_is_one_there_in_every_micro_batch_in_low_precision_and_with_r
 def plain_log_probs(net, batch):
     """From the model's own logits, one conversation after another."""
     pieces = []
-    flat_ids, flat_positions = batch.input_ids.flatten(), batch.position_ids.flatten()
     for place in range(len(batch.ids)):
         mine = batch.segments == place
-        last = int(batch.predicted_from[mine][-1])
-        start = last - int(flat_positions[last])
-        ids = flat_ids[start : last + 1]
-        logits = net.model(ids[None], use_cache=False).logits[0].double()
-        rows = batch.predicted_from[mine] - start
+        logits = net.model(context(batch, place)[None], use_cache=False).logits[0].double()
+        rows = batch.position_ids.flatten()[batch.predicted_from[mine]]
         pieces.append(logits.log_softmax(-1)[rows, batch.targets[mine]])
     return torch.cat(pieces)
 

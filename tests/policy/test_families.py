@@ -6,7 +6,7 @@ import torch
 from freshper_lightning.policy.critic import CriticSettings
 from freshper_lightning.policy.net import PolicyNet
 from freshper_lightning.policy.tiny import CONFIGS, TinySpec, build_tiny, byte_tokenizer
-from tests.policy.transcripts import packed, transcript
+from tests.policy.transcripts import family, packed, transcript
 from tests.rollout.rigs import Rig, checkpoint, engine_for, requests, train
 
 TEMPERATURE = 0.8
@@ -41,8 +41,30 @@ def test_loss_and_gradients_are_those_of_the_models_own_logits(path):
     items = [transcript(40, 1), transcript(23, 2), transcript(11, 3)]
     batch = packed(items)
     assert len(batch.input_ids) < 3, "conversations share a row"
-    forward = (batch.input_ids, batch.position_ids, batch.predicted_from, batch.targets, TEMPERATURE)
-    log_probs, entropy, _ = net(*forward, with_entropy=True, entropy_gradient=True)
+    log_probs, entropy, _ = net(*batch.rows, TEMPERATURE, with_entropy=True, entropy_gradient=True)
+    loss = log_probs.sum() + 0.1 * entropy.sum()
+    loss.backward()
+    mine = gradients(net)
+    expected = sum(plain_loss(net, item) for item in items)
+    expected.backward()
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=0)
+    for seen, theirs in zip(mine, gradients(net), strict=True):
+        assert (seen - theirs).norm() <= 1e-4 * theirs.norm()
+
+
+WINDOW = 16
+
+
+def test_a_shared_opening_changes_neither_loss_nor_gradients(path):
+    net = PolicyNet.from_pretrained(path)
+    config = net.model.config
+    if getattr(config, "sliding_window", None) is not None:
+        config.sliding_window = WINDOW
+    items = [*family(24, (9, 17, 1)), transcript(30, 4), *family(12, (5, 5), seed=1)]
+    batch = packed(items, share=True)
+    assert batch.spans is not None
+    assert batch.input_ids.numel() < sum(item.num_tokens for item in items)
+    log_probs, entropy, _ = net(*batch.rows, TEMPERATURE, True, True, spans=batch.spans)
     loss = log_probs.sum() + 0.1 * entropy.sum()
     loss.backward()
     mine = gradients(net)
@@ -84,7 +106,7 @@ def test_values_are_those_of_the_models_own_last_hidden_states(path):
     items = [transcript(40, 1), transcript(23, 2), transcript(11, 3)]
     batch = packed(items)
     with torch.no_grad():
-        seen = net(batch.input_ids, batch.position_ids, batch.predicted_from, batch.targets).values
+        seen = net(*batch.rows).values
         own = [net.model(i.token_ids[None].long(), output_hidden_states=True).hidden_states[-1][0] for i in items]
         expected = [net.critic(h[i.sampled_positions() - 1]) for h, i in zip(own, items, strict=True)]
     torch.testing.assert_close(seen, torch.cat(expected), rtol=1e-4, atol=1e-4)

@@ -1,75 +1,10 @@
-import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freshper_lightning.policy.packing import ATTENTION_TOKENS, balanced_parts, cheapest_rows, pack_rows
 from tests.policy.transcripts import alone, packed, statistics, trajectory, transcript
 
 LENGTHS = [240, 66, 156, 42, 126, 72, 240, 30]
-
-
-@given(lengths=st.lists(st.integers(1, 50), max_size=40), extra=st.integers(0, 30))
-@settings(max_examples=150, deadline=None)
-def test_every_conversation_is_in_one_row_and_no_row_is_over_full(lengths, extra):
-    width = max(lengths, default=1) + extra
-    rows = pack_rows(lengths, width)
-    assert sorted(index for row in rows for index in row) == list(range(len(lengths)))
-    assert all(sum(lengths[index] for index in row) <= width for row in rows)
-    assert all(rows)
-
-
-@given(lengths=st.lists(st.integers(1, 50), min_size=1, max_size=40))
-@settings(max_examples=100, deadline=None)
-def test_first_fit_decreasing_wastes_less_than_half_of_all_rows_but_one(lengths):
-    rows = pack_rows(lengths, max(lengths))
-    fills = sorted(sum(lengths[index] for index in row) for row in rows)
-    assert all(fill > max(lengths) / 2 for fill in fills[1:])
-
-
-def test_a_conversation_longer_than_a_row_is_refused():
-    with pytest.raises(ValueError, match=r"9 tokens.*row of 8"):
-        pack_rows([3, 9], 8)
-
-
-@given(lengths=st.lists(st.integers(1, 200), max_size=30), parts=st.integers(1, 6))
-@settings(max_examples=150, deadline=None)
-def test_parts_take_every_conversation_once_in_order_and_are_balanced(lengths, parts):
-    groups = balanced_parts(lengths, parts)
-    assert len(groups) == parts
-    assert sorted(index for group in groups for index in group) == list(range(len(lengths)))
-    assert all(group == sorted(group) for group in groups)
-    loads = [sum(lengths[index] for index in group) for group in groups]
-    assert max(loads) - min(loads) <= max(lengths, default=0)
-
-
-def test_parts_are_far_better_balanced_than_a_split_by_number():
-    generator = np.random.default_rng(0)
-    lengths = (20 * generator.pareto(1.5, 64) + 20).astype(int).tolist()
-    loads = [sum(lengths[i] for i in part) for part in balanced_parts(lengths, 4)]
-    by_number = [sum(part) for part in np.array_split(lengths, 4)]
-    assert max(loads) <= 1.01 * max(sum(lengths) / 4, max(lengths))
-    assert max(by_number) > 1.1 * max(loads)
-
-
-def cost(lengths, rows):
-    width = max(sum(lengths[index] for index in row) for row in rows)
-    return len(rows) * width * (ATTENTION_TOKENS + width)
-
-
-@given(lengths=st.lists(st.integers(1, 2000), min_size=1, max_size=24))
-@settings(max_examples=100, deadline=None)
-def test_chosen_rows_hold_every_conversation_and_cost_no_more_than_the_narrowest_or_a_single_one(lengths):
-    rows = cheapest_rows(lengths)
-    assert sorted(index for row in rows for index in row) == list(range(len(lengths)))
-    assert cost(lengths, rows) <= cost(lengths, pack_rows(lengths, max(lengths)))
-    assert cost(lengths, rows) <= cost(lengths, [list(range(len(lengths)))])
-
-
-def test_rows_are_wide_where_room_would_be_left_over_and_narrow_where_attention_would_cost_more():
-    assert len(cheapest_rows([60] * 7 + [100])) < 8, "a row of 100 would hold one conversation"
-    assert len(cheapest_rows([1000] * 8)) == 8
 
 
 def test_short_conversations_share_rows_and_some_room_is_left_over():

@@ -17,6 +17,16 @@ def transcript(length: int, seed: int = 0, turns=None) -> Transcript:
     )
 
 
+def family(opening: int, tails, seed: int = 0) -> list[Transcript]:
+    """Conversations that all begin with the same ``opening`` tokens, and go on with so many of the policy's."""
+    start = transcript(opening, 1000 + seed).token_ids
+    own = [transcript(tail + 1, 10 * seed + number).token_ids[1:] for number, tail in enumerate(tails)]
+    return [
+        Transcript(torch.cat([start, tokens]), torch.tensor([[opening, opening + len(tokens)]], dtype=torch.int32))
+        for tokens in own
+    ]
+
+
 def trajectory(length: int, seed: int = 0, turns=None, advantage: float = 1.0) -> Trajectory:
     """A :func:`transcript` with random behavior log-probs and one advantage for all turns."""
     plain = transcript(length, seed, turns)
@@ -37,8 +47,7 @@ def trajectory(length: int, seed: int = 0, turns=None, advantage: float = 1.0) -
 
 
 def statistics(net, batch, temperature=1.0, with_entropy=True):
-    forward = (batch.input_ids, batch.position_ids, batch.predicted_from, batch.targets)
-    return net(*forward, temperature, with_entropy)
+    return net(*batch.rows, temperature, with_entropy, spans=batch.spans)
 
 
 def alone(net, item, temperature=1.0):
@@ -49,6 +58,17 @@ def alone(net, item, temperature=1.0):
     log_probs = logits.log_softmax(-1)[positions - 1]
     entropy = -(log_probs.exp() * log_probs).sum(-1)
     return log_probs[torch.arange(len(positions)), item.token_ids[positions].long()], entropy
+
+
+def context(batch, place):
+    """int64: what the last trained token of the batch's ``place``-th conversation is predicted from."""
+    last = int(batch.predicted_from[batch.segments == place][-1])
+    row, column = divmod(last, batch.input_ids.shape[1])
+    if batch.spans is None:
+        start = column - int(batch.position_ids[row, column])
+        return batch.input_ids[row, start : column + 1]
+    piece, continued = batch.spans[:, row, : column + 1]
+    return batch.input_ids[row, : column + 1][(piece == piece[-1]) | (piece == continued[-1])]
 
 
 def packed(items, **fields):
