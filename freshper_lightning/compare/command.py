@@ -14,6 +14,7 @@ from freshper_lightning.compare.report import write_report
 from freshper_lightning.compare.run import Job, TrainingJob
 from freshper_lightning.compare.schedule import Forecast, default_jobs, duration, run_jobs
 from freshper_lightning.compare.settings import Comparison, read_comparison
+from freshper_lightning.compare.study import STUDIES, run_study
 from freshper_lightning.compare.tuning import CHOSEN, choose, trials, tuned, write_choices
 from freshper_lightning.errors import ConfigurationError
 
@@ -34,17 +35,23 @@ def main(arguments: Sequence[str]) -> None:
     if options.table is not None:
         print(f"report: {write_report(read_table(options.table), comparison, folder, {})}")
         return
-    plan = Plan(comparison, folder, comparison.chosen(options.arms))
     jobs = options.jobs or default_jobs(comparison.limits)
     before = signal.signal(signal.SIGTERM, _interrupted)
     try:
-        failures = _tune(plan, jobs) if options.tune else _compare(plan, options.seeds, jobs)
+        failures = _run_as_asked(options, comparison, folder, jobs)
     except KeyboardInterrupt:
         sys.exit("freshper: stopped; the same command goes on")
     finally:
         signal.signal(signal.SIGTERM, before)
     if failures:
         sys.exit(f"freshper: {len(failures)} failed: {'; '.join(failures)}; the same command tries them again")
+
+
+def _run_as_asked(options: argparse.Namespace, comparison: Comparison, folder: Path, jobs: int) -> dict[str, str]:
+    if options.study:
+        return run_study(comparison, folder, check_seeds(options.seeds, comparison), jobs)
+    plan = Plan(comparison, folder, comparison.chosen(options.arms))
+    return _tune(plan, jobs) if options.tune else _compare(plan, options.seeds, jobs)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -55,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--folder", type=Path, help="results, kept and continued (default: runs/compare/TASK)")
     parser.add_argument("--jobs", type=int, help="runs at a time (default: as cores and memory allow)")
     parser.add_argument("--tune", action="store_true", help="search the learning rate of every arm instead")
+    parser.add_argument("--study", choices=STUDIES, help="measure what stale trajectories are worth instead")
     parser.add_argument("--table", type=Path, help="report this table of evaluations and run nothing")
     return parser
 

@@ -72,6 +72,23 @@ class Tuning:
 
 
 @dataclass
+class StudySettings:
+    """What `--study` trains and measures."""
+
+    arm: str = ""
+    """The arm whose training is studied; the baseline where none is named."""
+    ages: list[int] = field(default_factory=lambda: [0, 6, 12, 24, 48, 96])
+    """Applied updates after which the policy is measured."""
+    groups: int = 64
+    """Groups of the frozen probe, and of each half of the fresh episodes."""
+
+    def __post_init__(self) -> None:
+        ages = sorted(set(self.ages))
+        require_setting("study.ages", self.ages, ages == self.ages and ages[:1] == [0], "in order, with 0 first")
+        require_setting("study.groups", self.groups, self.groups >= 2, "at least 2")
+
+
+@dataclass
 class Comparison:
     """Arms that differ in nothing but what their own keys say.
 
@@ -105,6 +122,7 @@ class Comparison:
     """Whether a finished run keeps its checkpoints."""
     limits: Limits = field(default_factory=Limits)
     tuning: Tuning = field(default_factory=Tuning)
+    study: StudySettings = field(default_factory=StudySettings)
 
     def __post_init__(self) -> None:
         require_setting("arms", list(self.arms), len(self.arms) > 0, "at least one arm")
@@ -112,9 +130,9 @@ class Comparison:
             require_setting(
                 "arms", name, re.fullmatch(r"\w[\w.+-]*", name) is not None, "a name of letters, digits and _.+-"
             )
-        require_setting(
-            "baseline", self.baseline, self.baseline in self.arms, f"one of the arms: {', '.join(self.arms)}"
-        )
+        named = ", ".join(self.arms)
+        require_setting("baseline", self.baseline, self.baseline in self.arms, f"one of the arms: {named}")
+        require_setting("study.arm", self.study.arm, self.study.arm in ("", *self.arms), f"one of the arms: {named}")
         require_setting("metric", self.metric, self.metric in METRICS, " or ".join(METRICS))
         require_setting("mode", self.mode, self.mode in MODES, " or ".join(MODES))
         require_setting("final_window", self.final_window, self.final_window >= 1, "at least 1")

@@ -8,7 +8,7 @@ from freshper_lightning.study.table import Row
 
 INTRODUCTION = """# Staleness
 
-Made by `python -m freshper_lightning.study` out of the CSV file of the same name. What the columns mean and what they
+Made by `freshper compare --study ess` out of the CSV file of the same name. What the columns mean and what they
 say is in [losses.md](../losses.md#which-correction-holds-at-which-age) and
 [method.md](../method.md#measured-how-the-variance-grows)."""
 

@@ -129,3 +129,32 @@ def test_a_folder_in_use_is_left_alone(again, capsys):
     ):
         compare(file, folder, "--seeds=2", "--arms", "on_policy")
     assert "is in use by another process" in capsys.readouterr().out
+
+
+def test_a_study_measures_the_policies_that_the_comparison_starts_from_and_goes_on(tiny_environment, tmp_path, capsys):
+    few = {"study": {"arm": "freshper_50", "ages": [0, 3], "groups": 2}}
+    file, folder = edited(tmp_path / "compare.yaml", few), tmp_path / "results"
+    compare(file, folder, "--study=ess", "--seeds=1")
+    first = (folder / "staleness.csv").read_text()
+    assert {line.split(",")[2] for line in first.splitlines()[1:]} == {"0", "3"}
+    few["study"]["ages"] = [0, 3, 5]
+    compare(edited(file, few), folder, "--study=ess", "--seeds=1")
+    assert (folder / "staleness.csv").read_text().startswith(first)
+    assert "age=5" in capsys.readouterr().out
+    few["study"]["groups"] = 3
+    with pytest.raises(SystemExit, match="groups was 2 and is 3"):
+        compare(edited(file, few), folder, "--study=ess", "--seeds=1")
+
+
+@pytest.mark.parametrize(
+    ("study", "message"),
+    [
+        ({"arm": "nobody"}, r"study\.arm=nobody must be one of the arms: "),
+        ({"ages": [3, 6]}, r"study\.ages=\[3, 6\] must be in order, with 0 first"),
+        ({"groups": 1}, r"study\.groups=1 must be at least 2"),
+    ],
+)
+def test_a_study_that_cannot_be_made_is_refused(tiny_environment, tmp_path, study, message):
+    file = edited(tmp_path / "compare.yaml", {"study": study})
+    with pytest.raises(SystemExit, match=message):
+        compare(file, tmp_path / "results", "--study=ess")
