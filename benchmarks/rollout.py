@@ -1,4 +1,4 @@
-"""How much of an engine's own speed multi-turn play reaches, in lock-step and streaming, and writes a table of it.
+"""How much of an engine's own speed multi-turn play reaches, in lock-step and streaming.
 
 Every environment plays the same number of turns and takes a random time over each. The engine's own speed is that on
 the requests of the same episodes, recorded and queued all at once.
@@ -7,14 +7,13 @@ python -m benchmarks.rollout --model runs/quickstart/policy --engine vllm
 """
 
 import argparse
-import csv
 import os
 import platform
 import random
 import statistics
 import time
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,9 @@ import gymnasium
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typing_extensions import override
 
+from benchmarks import rows
+from benchmarks.machine import commit
+from benchmarks.pages import put_between, table
 from freshper_lightning.envs.frozen_lake import FrozenLake
 from freshper_lightning.rollout.collector import Collector, EnvironmentConfig, Play
 from freshper_lightning.rollout.conversation import ChatFormat
@@ -32,8 +34,34 @@ from freshper_lightning.rollout.sampling import SamplingConfig
 from freshper_lightning.trajectory import ClockReading
 
 ENVIRONMENTS = 64
-FIELDS = ("model", "engine", "play", "seconds_per_step", "tokens", "tokens_per_second", "of_the_engine")
-MACHINE = ("environments", "turns", "max_tokens", "repetitions", "threads", "machine")
+BEGIN, END = "<!-- {name}: written by `make bench-rollout` -->", "<!-- end of {name} -->"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to play, medians of the repetitions."""
+
+    model: str
+    engine: str
+    play: str
+    seconds_per_step: str
+    """Mean time that an environment takes."""
+    tokens: int
+    tokens_per_second: int
+    of_the_engine: float
+    """Of the engine's own tokens per second on the same requests, queued all at once."""
+    environments: int
+    turns: int
+    max_tokens: int
+    repetitions: int
+    threads: str
+    machine: str
+    commit: str
+
+    @property
+    def case(self) -> tuple[str, str, str, str]:
+        """What is measured once."""
+        return self.model, self.engine, self.play, self.seconds_per_step
 
 
 class LateLake(FrozenLake):
@@ -89,26 +117,39 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=16)
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--table", type=Path, default=Path("docs/results/rollout.csv"))
+    parser.add_argument("--page", type=Path, default=Path("docs/tasks.md"), help="where the table is put")
     options = parser.parse_args()
     config = EngineConfig(options.engine, max_model_len=1024, max_batch_size=ENVIRONMENTS, kv_cache_mib=1024)
     engine = build_engine(config, options.model, seed=0, device="cpu")
     weights = list(AutoModelForCausalLM.from_pretrained(options.model).named_parameters())
-    rows = [row for seconds in options.seconds for row in compare(options, engine, weights, seconds)]
+    found = [row for seconds in options.seconds for row in compare(options, engine, weights, seconds)]
     engine.close()
-    known = list(csv.DictReader(options.table.open())) if options.table.is_file() else []
-    same = {(row["model"], row["engine"], row["seconds_per_step"]) for row in rows}
-    kept = [row for row in known if (row["model"], row["engine"], row["seconds_per_step"]) not in same]
-    with options.table.open("w", newline="") as file:
-        writer = csv.DictWriter(file, FIELDS + MACHINE, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(kept + rows)
+    cases = {row.case for row in found}
+    found = [row for row in rows.read(options.table, Row) if row.case not in cases] + found
+    rows.write(options.table, found)
+    put_between(options.page, {"throughput": page(found)}, BEGIN, END)
 
 
-def compare(
-    options: argparse.Namespace, engine: RolloutEngine, weights: list[Any], seconds: float
-) -> list[dict[str, Any]]:
-    """One row for each way to play, medians of the repetitions, each against the engine on the same requests."""
-    rows = []
+def page(found: Iterable[Row]) -> str:
+    """The table in Markdown."""
+    columns = ("model", "engine", "seconds per step", "play", "tokens per second", "of the engine's own")
+    lines = (
+        [
+            row.model,
+            row.engine,
+            row.seconds_per_step,
+            row.play,
+            f"{row.tokens_per_second:,}",
+            f"{row.of_the_engine:.2f}",
+        ]
+        for row in found
+    )
+    return table(columns, lines)
+
+
+def compare(options: argparse.Namespace, engine: RolloutEngine, weights: list[Any], seconds: float) -> list[Row]:
+    """One row for each way to play, each against the engine on the same requests."""
+    found = []
     ways: tuple[Play, ...] = ("lock_step", "streaming")
     for play in ways:
         shares, speeds, tokens = [], [], 0
@@ -128,9 +169,9 @@ def compare(
             alone = time.perf_counter() - start
             speeds.append(tokens / played)
             shares.append(tokens / played / (own / alone))
-        rows.append(row(options, play, seconds, tokens, statistics.median(speeds), statistics.median(shares)))
-        print({name: rows[-1][name] for name in FIELDS}, flush=True)
-    return rows
+        found.append(row(options, play, seconds, tokens, statistics.median(speeds), statistics.median(shares)))
+        print(found[-1], flush=True)
+    return found
 
 
 def make_collector(options: argparse.Namespace, engine: Any, play: Play, seconds: float) -> Collector:
@@ -152,25 +193,24 @@ def forget(engine: RolloutEngine, weights: list[Any]) -> None:
     engine.load_weights(iter(weights), engine.weight_version + 1)
 
 
-def row(
-    options: argparse.Namespace, play: str, seconds: float, tokens: int, speed: float, share: float
-) -> dict[str, Any]:
+def row(options: argparse.Namespace, play: str, seconds: float, tokens: int, speed: float, share: float) -> Row:
     """One line of the table."""
-    return {
-        "model": options.model.name if options.model.name != "policy" else "tiny",
-        "engine": options.engine,
-        "play": play,
-        "seconds_per_step": str(seconds),
-        "tokens": tokens,
-        "tokens_per_second": f"{speed:.0f}",
-        "of_the_engine": f"{share:.2f}",
-        "environments": ENVIRONMENTS,
-        "turns": options.turns,
-        "max_tokens": options.max_tokens,
-        "repetitions": options.repetitions,
-        "threads": os.environ.get("OMP_NUM_THREADS", str(os.cpu_count())),
-        "machine": platform.machine(),
-    }
+    return Row(
+        model=options.model.name,
+        engine=options.engine,
+        play=play,
+        seconds_per_step=str(seconds),
+        tokens=tokens,
+        tokens_per_second=round(speed),
+        of_the_engine=round(share, 3),
+        environments=ENVIRONMENTS,
+        turns=options.turns,
+        max_tokens=options.max_tokens,
+        repetitions=options.repetitions,
+        threads=os.environ.get("OMP_NUM_THREADS", str(os.cpu_count())),
+        machine=platform.machine(),
+        commit=commit(),
+    )
 
 
 if __name__ == "__main__":
