@@ -13,8 +13,9 @@ SMOLLM2, TINY = "SmolLM2-135M", "tiny"
 def targets(results: Results) -> list[Target]:
     """All of them, in the order in which they are reported."""
     iteration = [
-        _ratio(results, f"{model}, float32: an iteration takes at most {bound:g} of TRL's", model, bound)
+        _ratio(results, model, trainer, bound)
         for model, bound in ((SMOLLM2, 0.6), (TINY, 1.0))
+        for trainer in (OURS_VLLM, OURS_TRANSFORMERS)
     ]
     speed = [_training(results, model, precision) for model in (SMOLLM2, TINY) for precision in ("float32", "bfloat16")]
     memory = [
@@ -26,8 +27,9 @@ def targets(results: Results) -> list[Target]:
     return iteration + speed + memory
 
 
-def _ratio(results: Results, text: str, model: str, bound: float) -> Target:
-    own, theirs = _both(results, model, Case("whole", OURS_VLLM, "float32"), lambda row: row.seconds)
+def _ratio(results: Results, model: str, trainer: str, bound: float) -> Target:
+    text = f"{model}, float32, {trainer}: an iteration takes at most {bound:g} of TRL's"
+    own, theirs = _both(results, model, Case("whole", trainer, "float32"), lambda row: row.seconds)
     if own is None or theirs is None:
         return Target(text, "", None)
     return Target(text, f"{own:.3g} s against {theirs:.3g} s: {own / theirs:.2f}", own <= bound * theirs)

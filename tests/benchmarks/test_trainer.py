@@ -117,11 +117,11 @@ def test_finished_runs_are_kept_and_reported(marked, tmp_path, capsys):
     rows.write(table, finished)
     main(["--models", TINY, "--table", str(table), "--page", str(marked), "--trl", "nowhere"])
     assert rows.read(table, Row) == finished
-    text = marked.read_text()
+    text, said = marked.read_text(), capsys.readouterr().out
     assert "old" not in text
     assert "| tiny | ours, vLLM | float32 | 1 | no | 3 | 1 | 50 | 3 | 50 | 900 | 3 |" in text
     assert "| tiny | ours | bfloat16 | 150 | 3 | 50 | 900 | 3 |" in text
-    assert "SmolLM2-135M, float32: an iteration takes at most 0.6 of TRL's |  | not measured" in capsys.readouterr().out
+    assert "SmolLM2-135M, float32, ours, vLLM: an iteration takes at most 0.6 of TRL's |  | not measured" in said
 
 
 def test_what_a_run_needs_is_asked_for_ahead_of_the_first(tmp_path):
