@@ -41,6 +41,7 @@ from freshper_lightning.callbacks.replay_monitor import ReplayMonitor
 from freshper_lightning.callbacks.report import read_scalars
 from freshper_lightning.callbacks.rollout import RolloutCallback
 from freshper_lightning.policy.module import PolicyModule
+from freshper_lightning.policy.net import require_model_folder
 from freshper_lightning.rollout.collector import EnvironmentConfig
 from freshper_lightning.rollout.engine import Completion, GenerationRequest, RolloutEngine
 from freshper_lightning.rollout.factory import EngineConfig
@@ -166,6 +167,7 @@ def _rollout(job: Job) -> RolloutCallback:
 
 def _cache_mib(job: Job) -> int:
     """What half the room of all conversations takes, which none exceeds; at least 16."""
+    require_model_folder(job.model)
     config = AutoConfig.from_pretrained(job.model)
     token = (
         2
