@@ -35,11 +35,13 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 def _gradients(axes: Axes, rows: Sequence[Row], of_task: list[Run]) -> None:
     colors = pyplot.get_cmap("tab20")
     for run, style in zip(of_task, STYLES, strict=False):
-        _line(axes, curve(rows, run, "ceiling"), label=None if style != "-" else "ceiling", color="black", style=style)
+        _line(axes, curve(rows, run, "ceiling"), "ceiling" if style == "-" else None, "black", style, interval=False)
         for index, loss in enumerate(losses(rows)):
             label = loss if style == "-" else None
-            _line(axes, curve(rows, run, "cosine", loss), label, colors(index), style)
-    axes.set(title=f"{of_task[0][0]}\ncosine of the stale gradient to the fresh one", ylabel="cosine")
+            # One interval stands for all: they are alike, and thirteen on top of one another hide every line.
+            _line(axes, curve(rows, run, "cosine", loss), label, colors(index), style, interval=not index)
+    axes.set(title=f"{of_task[0][0]}\ncosine to the fresh gradient; shaded: interval of the first loss")
+    axes.set(ylabel="cosine", ylim=(-1, 1))
     axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
@@ -64,22 +66,25 @@ def _variances(axes: Axes, rows: Sequence[Row], of_task: list[Run]) -> None:
                 for power, shade in ((1, "0.7"), (2, "0.85")):
                     guide = [found[first].value * (age / first) ** power for age in found]
                     axes.plot(list(found), guide, color=shade, linewidth=1, zorder=0)
-    axes.set(title="variance of the log-ratio\ngrey: growth in proportion to age, and to its square")
+    axes.set(title="variance of the log-ratio\ngrey: slopes of 1 and 2")
     axes.set(xscale="log", yscale="log")
     axes.legend(fontsize=7)
 
 
-def _line(axes: Axes, found: dict[int, Row], label: str | None, color: object, style: str, marker: str = "") -> None:
+def _line(
+    axes: Axes,
+    found: dict[int, Row],
+    label: str | None,
+    color: object,
+    style: str,
+    marker: str = "",
+    interval: bool = True,
+) -> None:
     values = [row.value for row in found.values()]
     axes.plot(list(found), values, label=label, color=color, linestyle=style, marker=marker, markersize=4)
-    axes.fill_between(
-        list(found),
-        [row.low for row in found.values()],
-        [row.high for row in found.values()],
-        color=color,
-        alpha=0.06,
-        linewidth=0,
-    )
+    if interval:
+        ends = ([row.low for row in found.values()], [row.high for row in found.values()])
+        axes.fill_between(list(found), *ends, color=color, alpha=0.08, linewidth=0)
     axes.set_xscale("symlog", linthresh=6)
     axes.set(xlabel="age in updates")
     axes.grid(alpha=0.3)

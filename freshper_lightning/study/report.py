@@ -1,5 +1,6 @@
 """The results of a study as Markdown: by age, by loss and age, and how the variance grows."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 from freshper_lightning.algorithms.ratios import LEVELS
@@ -74,7 +75,8 @@ def _plain(row: Row) -> str:
 
 
 def _with_interval(row: Row) -> str:
-    return f"{row.value:.2f} [{row.low:.2f}, {row.high:.2f}]"
+    value = "–" if math.isnan(row.value) else f"{row.value:.2f}"
+    return f"{value} [{row.low:.2f}, {row.high:.2f}]"
 
 
 def _growth(rows: Sequence[Row], run: Run) -> str:
