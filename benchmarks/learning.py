@@ -47,7 +47,7 @@ class Row:
     greedy_before: float
     greedy_after: float
     return_before: float | None
-    """Mean return of sampled episodes; not kept of earlier runs, as are those below."""
+    """Mean return of sampled episodes; none where it was not kept."""
     return_after: float | None
     greedy_return_before: float | None
     greedy_return_after: float | None
@@ -57,7 +57,7 @@ class Row:
     minutes: float
     """Of wall-clock, with warm start and evaluations, without the installation."""
     core_minutes: float | None
-    """Of processor time; says more where other work shared the cores."""
+    """Of processor time, None where it was not kept; says more where other work shared the cores."""
     cores: int
     machine: str
     commit: str
@@ -108,7 +108,7 @@ def _run(target: str, task: str, engine: str, seed: int, folder: Path) -> Row:
     minutes, core_minutes = (time.monotonic() - began) / 60, (_processor_seconds() - spent) / 60
     scalars = read_scalars(run / "freshper")
     sampled, greedy, sampled_return, greedy_return = (
-        [round(scalars[f"evaluation/{mode}/{what}"][end][1], 4) for end in (0, -1)]
+        [round(scalars[f"evaluation/{mode}/{what}"][end][1], 6) for end in (0, -1)]
         for what in ("success", "return")
         for mode in ("sampled", "greedy")
     )
@@ -197,7 +197,8 @@ def returns(done: Sequence[Row]) -> str:
         lambda row: row.greedy_return_before,
         lambda row: row.greedy_return_after,
     )
-    lines = [[f"`{task}`", *(_mean(found, one, "{:.2f}".format) for one in of)] for task, found in _by_task(done)]
+    counted = _by_task([row for row in done if row.return_before is not None])
+    lines = [[f"`{task}`", *(_mean(found, one, "{:.2f}".format) for one in of)] for task, found in counted]
     return table(columns, lines)
 
 
@@ -210,7 +211,7 @@ def _by_task(done: Sequence[Row]) -> list[tuple[str, list[Row]]]:
 
 def _mean(found: Sequence[Row], of: Callable[[Row], float | None], shown: Callable[[float], str]) -> str:
     values = [value for row in found if (value := of(row)) is not None]
-    return shown(statistics.fmean(values)) if values else ""
+    return shown(statistics.fmean(values)) if values else "–"
 
 
 def _percent(value: float) -> str:

@@ -39,7 +39,7 @@ BEGIN, END = "<!-- {name}: written by `make bench-rollout` -->", "<!-- end of {n
 
 @dataclass(frozen=True)
 class Row:
-    """One way to play, medians of the repetitions."""
+    """One way to play; speeds are medians of the repetitions."""
 
     model: str
     engine: str
@@ -47,6 +47,7 @@ class Row:
     seconds_per_step: str
     """Mean time that an environment takes."""
     tokens: int
+    """Of the last repetition."""
     tokens_per_second: int
     of_the_engine: float
     """Of the engine's own tokens per second on the same requests, queued all at once."""

@@ -121,12 +121,6 @@ class LoopDataModule(LightningDataModule, ABC):
         """M: micro-batches per optimizer batch."""
         return self.trainer.accumulate_grad_batches if self.trainer is not None else 1
 
-    @property
-    def shares_openings(self) -> bool:
-        """Whether the network can run what several conversations begin with once for all of them."""
-        module = self.trainer.lightning_module if self.trainer is not None else None
-        return bool(getattr(module, "shares_openings", False))
-
     def train_dataloader(self) -> IterationLoader:
         """The one loader of the run; it remembers where in an iteration it is."""
         return self._loader

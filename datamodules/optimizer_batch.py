@@ -75,7 +75,7 @@ class Part:
                 importance_weights=torch.from_numpy(self.weights[members]),
                 ids=torch.from_numpy(self.ids[members]),
                 ages=torch.from_numpy(self.ages[members].astype(np.float64)),
-                share=share,
+                openings=None if openings is None else [openings[i] for i in members],
             )
             batch.total_tokens, batch.total_sequences = sums[:2]
             batches.append(batch)

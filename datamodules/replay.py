@@ -15,6 +15,7 @@ from datamodules.epoch import Preparation, PreparedEpoch
 from datamodules.loader import LoopDataModule, seed_of_run
 from datamodules.optimizer_batch import Floats, Ids, OptimizerBatch, Part
 from freshper_lightning.errors import ConfigurationError
+from freshper_lightning.policy.module import PolicyModule
 from freshper_lightning.policy.packing import TrajectoryBatch
 from freshper_lightning.replay import (
     AbsoluteAdvantage,
@@ -278,9 +279,13 @@ class ReplayDataModule(LoopDataModule):
         start = time.perf_counter()
         fresh = update < self.epochs * self.batches_per_epoch
         part = self._fresh_part(update) if fresh else Part.drawn(self._draw(), self._share)
-        batch = part.split(self.micro_batches, self._reduce, self.shares_openings)
+        batch = part.split(self.micro_batches, self._reduce, self._shares_openings())
         self.seconds_sampling += time.perf_counter() - start
         return batch
+
+    def _shares_openings(self) -> bool:
+        module = self.trainer.lightning_module if self.trainer is not None else None
+        return isinstance(module, PolicyModule) and module.shares_openings
 
     def _prepared_batch(self, update: int, preparation: Preparation) -> OptimizerBatch:
         """One of those that were drawn for the whole epoch; the ages are those of now, as the current policy's are."""

@@ -168,7 +168,7 @@ def lightning_cli(arguments: list[str] | None, run: bool = True) -> FreshperCLI:
     parser = {"parser_mode": "omegaconf", "default_env": True, "allow_abbrev": False}
     words = sys.argv[1:] if arguments is None else arguments
     # Only for help, which alone shows what stands below a field: reading it out of the sources takes a second.
-    jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=any("help" in word for word in words))
+    jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=any(map(_asks_for_help, words)))
     return FreshperCLI(
         PolicyModule,
         LightningDataModule,
@@ -188,6 +188,10 @@ def lightning_cli(arguments: list[str] | None, run: bool = True) -> FreshperCLI:
         args=arguments,
         run=run,
     )
+
+
+def _asks_for_help(word: str) -> bool:
+    return word == "-h" or (word.startswith("--") and word.partition("=")[0].endswith("help"))
 
 
 def _per_subcommand(parser: dict[str, Any]) -> dict[str, Any]:

@@ -214,9 +214,10 @@ def test_the_package_runs_as_a_module():
     assert "--rollout.groups" in done.stdout
 
 
-def test_the_help_of_a_class_says_what_each_of_its_keys_means(capsys):
+@pytest.mark.parametrize("words", [["--model.algorithm.help", "GRPO"], ["--model.algorithm.help=GRPO"]])
+def test_the_help_of_a_class_says_what_each_of_its_keys_means(capsys, words):
     with pytest.raises(SystemExit):
-        main(["fit", "--model.algorithm.help", "GRPO"])
+        main(["fit", *words])
     said = " ".join(capsys.readouterr().out.split())
     assert "--model.algorithm.advantage_clip ADVANTAGE_CLIP Largest absolute advantage, applied last." in said
     assert "Weight of the entropy bonus." in said

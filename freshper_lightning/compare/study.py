@@ -5,7 +5,8 @@ from pathlib import Path
 
 from freshper_lightning.compare.marker import Marker
 from freshper_lightning.compare.plan import Plan
-from freshper_lightning.compare.processes import Processes, locked
+from freshper_lightning.compare.processes import Processes, RunFailedError, locked
+from freshper_lightning.compare.run import WarmStartJob
 from freshper_lightning.compare.schedule import Forecast, run_jobs
 from freshper_lightning.compare.settings import Comparison
 from freshper_lightning.compare.stack import Recipe
@@ -16,43 +17,54 @@ TABLE, PICTURE = "staleness.csv", "staleness.png"
 
 
 def run_study(comparison: Comparison, folder: Path, seeds: Sequence[int], jobs: int) -> dict[str, str]:
-    """Warm starts, then the study of each seed whose warm start is there; what failed, by name.
+    """Warm starts, then the study of each seed; what failed, by name.
 
-    One seed after another in this process: what takes the time is measured with the threads of the machine. What has
-    been measured is kept, and training goes on where it was stopped.
+    Training is a process within the limits of the comparison. Measuring comes after it in this process, seed after
+    seed, with all threads of the machine. What has been measured is kept, and training goes on where it was stopped.
 
     Raises:
         ConfigurationError: The arm or the warm start does not parse, or the folder is of another study.
     """
-    study, arm = comparison.study, comparison.study.arm or comparison.baseline
+    arm = comparison.study.arm or comparison.baseline
     plan = Plan(comparison, folder, comparison.chosen([arm]))
-    recipe, warm = plan.recipes[arm], plan.warm_starts(seeds)
-    markers = {seed: Marker(folder / "study" / f"seed-{seed}", _content(plan, recipe, seed)) for seed in seeds}
+    warm, markers = plan.warm_starts(seeds), {seed: _marker(plan, plan.recipes[arm], seed) for seed in seeds}
     for marker in (*(job.marker for job in warm), *markers.values()):
         marker.check()
-    failures = run_jobs(warm, Processes(comparison.limits), Forecast(jobs))
+    processes = Processes(comparison.limits)
+    failures = run_jobs(warm, processes, Forecast(jobs))
     for seed, marker in markers.items():
-        start = plan.start(seed)
-        if not isinstance(start, str) and not start.finished:
+        start, name = plan.start(seed), f"study of seed {seed}"
+        if isinstance(start, WarmStartJob) and not start.finished:
+            failures[name] = "its warm start failed"
             continue
-        with locked(marker.folder):
-            marker.begin()
-            staleness(
-                configs=[],
-                policy=start if isinstance(start, str) else str(start.policy),
-                run=str(marker.folder),
-                seed=seed,
-                options=recipe.options,
-                ages=study.ages,
-                groups=study.groups,
-                results=str(folder / TABLE),
-                picture=str(folder / PICTURE),
-            )
-    print(f"table: {folder / TABLE}\nreport: {(folder / TABLE).with_suffix('.md')}\npicture: {folder / PICTURE}")
+        try:
+            _study(plan, plan.recipes[arm], seed, marker, processes)
+        except RunFailedError as error:
+            failures[name] = str(error)
+    if (folder / TABLE).exists():
+        print(f"table: {folder / TABLE}\nreport: {(folder / TABLE).with_suffix('.md')}\npicture: {folder / PICTURE}")
     return failures
 
 
-def _content(plan: Plan, recipe: Recipe, seed: int) -> dict[str, object]:
+def _study(plan: Plan, recipe: Recipe, seed: int, marker: Marker, processes: Processes) -> None:
+    start, study = plan.start(seed), plan.comparison.study
+    with locked(marker.folder) as lock:
+        marker.begin()
+        staleness(
+            policy=start if isinstance(start, str) else str(start.policy),
+            run=marker.folder,
+            seed=seed,
+            options=recipe.options,
+            ages=study.ages,
+            groups=study.groups,
+            results=plan.folder / TABLE,
+            picture=plan.folder / PICTURE,
+            train=lambda arguments: processes.run(list(arguments), marker.folder / "output.txt", lock),
+        )
+
+
+def _marker(plan: Plan, recipe: Recipe, seed: int) -> Marker:
     start = plan.start(seed)
     content = start if isinstance(start, str) else start.content
-    return {"seed": seed, "start": content, "fit": recipe.config, "groups": plan.comparison.study.groups}
+    found = {"seed": seed, "start": content, "fit": recipe.config, "groups": plan.comparison.study.groups}
+    return Marker(plan.folder / "study" / f"seed-{seed}", found)

@@ -5,12 +5,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+ARCHITECTURES = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gemma3_text", "smollm3"})
+"""Types of models that are tested: others may have windows or positions of which their masks know nothing."""
 
 
 def can_share(model: PreTrainedModel) -> bool:
     """Whether masks of :func:`attention_masks` say all about the model's attention: softmax, full or in a window."""
     config = model.config.get_text_config()
-    masked = config._attn_implementation in ("sdpa", "eager")
+    masked = config._attn_implementation in ("sdpa", "eager") and config.model_type in ARCHITECTURES
     return masked and set(getattr(config, "layer_types", None) or [FULL]) <= {FULL, SLIDING}
 
 

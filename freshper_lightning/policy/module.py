@@ -182,11 +182,10 @@ class PolicyModule(LightningModule):
         if self.reference is not None and self.algorithm.needs_reference() and reference is None:
             reference = evaluate(self.reference, batch, self.temperature).log_probs
         log_probs, entropy, values = self.policy(
-            *batch.rows,
-            self.temperature,
+            **batch.forward_arguments(),
+            temperature=self.temperature,
             with_entropy=self.algorithm.needs_rollouts,
             entropy_gradient=self.algorithm.needs_entropy(),
-            spans=batch.spans,
         )
         totals = (batch.total_tokens, batch.total_sequences)
         coefficients = self.algorithm.coefficients(batch.segments, batch.lengths, *totals)

@@ -1,5 +1,6 @@
 """The network that the trainer trains: a Hugging Face causal LM that answers in log-probabilities of given tokens."""
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -14,9 +15,11 @@ from freshper_lightning.policy.attention import attention_masks, can_share
 from freshper_lightning.policy.critic import CriticSettings, ValueHead
 from freshper_lightning.policy.log_prob import Readout, TokenStatistics, linear_log_probs
 from freshper_lightning.policy.lora import LoraSettings, add_adapters, merged_tensors, whole
-from freshper_lightning.policy.packing import collate
+from freshper_lightning.policy.packing import collate, openings_of
 from freshper_lightning.rollout.attention import caps_attention
 from freshper_lightning.trajectory import Transcript
+
+log = logging.getLogger(__name__)
 
 PARITY = 1e-3
 """Largest difference in nats that rounding in float32 may make."""
@@ -36,6 +39,8 @@ class PolicyNet(nn.Module):
         """Settings of the adapters, where there are any."""
         self.critic: ValueHead | None = None
         """The value head, where there is one."""
+        self.shares_openings = can_share(model)
+        """Whether :meth:`forward` takes ``spans``."""
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> "PolicyNet":
@@ -71,6 +76,7 @@ class PolicyNet(nn.Module):
         # from_pretrained returns a model in evaluation mode, in which gradient checkpointing is silently off.
         net = cls(model).train()
         net.require_parity(str(path))
+        net.require_parity_of_sharing(str(path))
         return net
 
     @torch.no_grad()
@@ -90,26 +96,26 @@ class PolicyNet(nn.Module):
         alone = torch.cat([self.model(ids[None], use_cache=False).logits[0, :-1] for ids in pair])
         expected = alone.float().log_softmax(-1).gather(1, targets[:, None])[:, 0]
         gap = float((packed - expected).abs().max())
-        if self.shares_openings:
-            gap = max(gap, self._sharing_gap(vocabulary))
         if not gap <= PARITY:
             raise ConfigurationError(
                 f"model.path={name!r}: packed log-probabilities differ from the model's own by {gap:.2g} nats, where"
                 f" {PARITY} is allowed; the architecture {type(self.model).__name__} is not supported"
             )
 
-    def _sharing_gap(self, vocabulary: int) -> float:
-        """Largest difference in nats between two conversations whose opening is shared and the same ones apart."""
+    @torch.no_grad()
+    def require_parity_of_sharing(self, name: str) -> None:
+        """Share no openings where two conversations with the same one do not come out as they do apart."""
+        if not self.shares_openings:
+            return
+        vocabulary = self.model.config.get_text_config().vocab_size
         ids = [torch.cat([torch.arange(8), torch.arange(start, start + 8)]) * 7 % vocabulary for start in (20, 30)]
         items = [Transcript(one.int(), torch.tensor([[8, 16]], dtype=torch.int32)) for one in ids]
-        shared, apart = (collate(items, phase="demonstration", share=share) for share in (True, False))
-        values = [self(*batch.rows, spans=batch.spans).log_probs for batch in (shared, apart)]
-        return float((values[0] - values[1]).abs().max())
-
-    @property
-    def shares_openings(self) -> bool:
-        """Whether :meth:`forward` takes ``spans``."""
-        return can_share(self.model)
+        shared, apart = (collate(items, phase="demonstration", openings=one) for one in (openings_of(items), None))
+        values = [self(**batch.forward_arguments()).log_probs for batch in (shared, apart)]
+        gap = float((values[0] - values[1]).abs().max())
+        if not gap <= PARITY:
+            self.shares_openings = False
+            log.warning("%s: prompts are not shared in training, since log-probabilities differ by %.2g", name, gap)
 
     def forward(
         self,

@@ -73,10 +73,10 @@ class TrajectoryBatch:
         """Whether the update must leave parameters and optimizer state as they are."""
         return self.total_sequences == 0
 
-    @property
-    def rows(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The first arguments of :meth:`PolicyNet.forward <freshper_lightning.policy.net.PolicyNet.forward>`."""
-        return self.input_ids, self.position_ids, self.predicted_from, self.targets
+    def forward_arguments(self) -> dict[str, Tensor | None]:
+        """What :meth:`PolicyNet.forward <freshper_lightning.policy.net.PolicyNet.forward>` needs of the batch."""
+        names = ("input_ids", "position_ids", "predicted_from", "targets", "spans")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def is_filler(self) -> bool:
@@ -120,16 +120,16 @@ def collate(
     importance_weights: Tensor | None = None,
     ids: Tensor | None = None,
     ages: Tensor | None = None,
-    share: bool = False,
+    openings: Sequence[Opening] | None = None,
 ) -> TrajectoryBatch:
     """Pack conversations into rows; an empty list gives a filler of zero weight.
 
-    With ``share`` what several conversations begin with may lie there once, where that is cheaper. The filler runs the
-    model on one dummy token, so that forward and backward happen on every rank.
+    With their ``openings`` what several conversations begin with lies there once, where that is cheaper. The filler
+    runs the model on one dummy token, so that forward and backward happen on every rank.
     """
     if not items:
         return _filler(phase)
-    layout = cheapest_layout([item.num_tokens for item in items], openings_of(items) if share else None)
+    layout = cheapest_layout([item.num_tokens for item in items], openings)
     rows = _Rows(items, layout)
     lengths = torch.tensor([item.num_sampled for item in items])
     played = [item for item in items if isinstance(item, Trajectory)]

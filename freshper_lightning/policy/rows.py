@@ -100,22 +100,29 @@ def _width(lengths: Sequence[int], rows: list[list[int]]) -> int:
 def cheapest_layout(lengths: Sequence[int], openings: Sequence[Opening] | None) -> list[list[Block]]:
     """The blocks in each row, for rows that take the model the least time.
 
-    The more conversations share an opening, the fewer tokens there are, and the wider are the rows. Without
-    ``openings`` every conversation is a block of its own. The idea is that of Prefix Grouper (arXiv:2506.05433), where
-    all members of a group share their prompt.
+    The more conversations share an opening, the fewer tokens there are, and the wider are the rows, which take no more
+    room for it. Without ``openings`` every conversation is a block of its own.
+    Source: Prefix Grouper (arXiv:2506.05433), where all members of a group share their prompt.
     """
     families = _families(range(len(lengths)), openings)
     largest = max(map(len, families))
-    layouts = []
+    layouts: list[tuple[int, int, list[list[Block]]]] = []
     most = 1
     while True:
         blocks = [_block(part, lengths, openings) for family in families for part in _even(family, most)]
         sizes = [block.length for block in blocks]
         rows = cheapest_rows(sizes)
-        layouts.append((_cost(len(rows), _width(sizes, rows)), most, [[blocks[i] for i in row] for row in rows]))
+        layout = [[blocks[i] for i in row] for row in rows]
+        if most == 1 or room(layout) <= room(layouts[0][2]):
+            layouts.append((_cost(len(rows), _width(sizes, rows)), most, layout))
         if most >= largest:
             return min(layouts)[2]
         most *= 2
+
+
+def room(layout: Sequence[Sequence[Block]]) -> int:
+    """Tokens of all rows, left-over room included."""
+    return len(layout) * max(sum(block.length for block in row) for row in layout)
 
 
 def micro_batches_of(lengths: Sequence[int], parts: int, openings: Sequence[Opening] | None) -> list[list[int]]:
@@ -131,8 +138,9 @@ def micro_batches_of(lengths: Sequence[int], parts: int, openings: Sequence[Open
     together = [sorted(i for f in part for i in families[f]) for part in balanced_parts(sizes, parts)]
 
     def largest(split: list[list[int]]) -> int:
-        groups = (_families(part, openings) for part in split)
-        return max(sum(_block(family, lengths, openings).length for family in group) for group in groups)
+        filled = [part for part in split if part]
+        layouts = (cheapest_layout([lengths[i] for i in part], [openings[i] for i in part]) for part in filled)
+        return max(map(room, layouts), default=0)
 
     return together if largest(together) <= largest(apart) else apart
 

@@ -10,7 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 from freshper_lightning.policy.log_prob import TokenStatistics
 from freshper_lightning.policy.lora import BasePolicy
 from freshper_lightning.policy.net import PolicyNet
-from freshper_lightning.policy.packing import TrajectoryBatch, collate
+from freshper_lightning.policy.packing import TrajectoryBatch, collate, openings_of
 from freshper_lightning.trajectory import Transcript
 
 CONVERSATIONS_AT_ONCE = 8
@@ -42,7 +42,7 @@ def evaluate(net: PolicyNet | BasePolicy, batch: TrajectoryBatch, temperature: f
 
     They are sharded again on return, as after a backward pass: those of the root would stay gathered without one.
     """
-    statistics: TokenStatistics = net(*batch.rows, temperature, spans=batch.spans)
+    statistics: TokenStatistics = net(**batch.forward_arguments(), temperature=temperature)
     weights = _weights(net)
     if isinstance(weights, FSDPModule):
         weights.reshard()
@@ -61,7 +61,8 @@ def token_log_probs(
     found: list[Tensor] = []
     for part in passes:
         transcripts = [Transcript(t.token_ids, t.turns) for t in part]
-        batch = collate(transcripts, phase="demonstration", share=_weights(net).shares_openings).to(device)
+        openings = openings_of(transcripts) if _weights(net).shares_openings else None
+        batch = collate(transcripts, phase="demonstration", openings=openings).to(device)
         log_probs = evaluate(net, batch, temperature).log_probs.float().cpu()
         found += log_probs.split(batch.lengths.tolist()) if part else ()
     return found

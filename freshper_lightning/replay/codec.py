@@ -71,8 +71,9 @@ def encode(
 def _pieces(name: str, tensors: Sequence[Tensor | None], half: bool) -> list[memoryview]:
     """Bytes of each tensor; they are put together first, since a copy of many costs little more than one of one."""
     expected, present = _TENSORS[name], [tensor for tensor in tensors if tensor is not None]
-    for wrong in {tensor.dtype for tensor in present} - {expected}:
-        raise ValueError(f"{name} of a trajectory must be {expected}, not {wrong}")
+    wrong = {tensor.dtype for tensor in present} - {expected}
+    if wrong:
+        raise ValueError(f"{name} of a trajectory must be {expected}, not {', '.join(sorted(map(str, wrong)))}")
     if not present:
         return [memoryview(b"")] * len(tensors)
     flat = torch.cat(present)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from freshper_lightning.algorithms import LossInputs, Reinforce
 from freshper_lightning.policy.net import PolicyNet
-from freshper_lightning.policy.packing import collate
+from freshper_lightning.policy.packing import collate, openings_of
 from freshper_lightning.study.bootstrap import Floats
 from freshper_lightning.trajectory import Trajectory
 
@@ -62,8 +62,9 @@ def group_gradients(
     for index, group in enumerate(groups):
         weights = [share[index].to(device) for share in shares]
         if any(bool(weight.any()) for weight in weights):  # none is where all outcomes of the group are equal
-            batch = collate(group, phase="replay", share=net.shares_openings).to(device)
-            log_probs = net(*batch.rows, temperature, spans=batch.spans).log_probs
+            openings = openings_of(group) if net.shares_openings else None
+            batch = collate(group, phase="replay", openings=openings).to(device)
+            log_probs = net(**batch.forward_arguments(), temperature=temperature).log_probs
             found[:, index] = _weighted(log_probs, weights, parameters)
     return found
 

@@ -9,9 +9,8 @@ from freshper_lightning.study.table import Row
 
 INTRODUCTION = """# Staleness
 
-Made by `freshper compare --study ess` out of the CSV file of the same name. What the columns mean and what they
-say is in [losses.md](../losses.md#which-correction-holds-at-which-age) and
-[method.md](../method.md#measured-how-the-variance-grows)."""
+Made by `freshper compare --study ess` out of the CSV file of the same name. What the columns mean is in docs/losses.md,
+"Which correction holds at which age", and in docs/method.md, "Measured: how the variance grows"."""
 
 Run = tuple[str, int]
 """Task and seed."""

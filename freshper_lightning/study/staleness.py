@@ -1,64 +1,68 @@
-"""The study as one command: train with snapshots, then measure each of them against the frozen probe."""
+"""The study of one seed: train with snapshots, then measure each of them against the frozen probe."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from freshper_lightning.callbacks.parts import callback_of
 from freshper_lightning.callbacks.rollout import RolloutCallback
 from freshper_lightning.checkpoint import LAST, read_file
-from freshper_lightning.cli import FreshperCLI, lightning_cli
+from freshper_lightning.cli import lightning_cli
 from freshper_lightning.policy.net import require_model_folder
 from freshper_lightning.study import report, table
 from freshper_lightning.study.measure import Study
 from freshper_lightning.study.picture import draw
 from freshper_lightning.study.snapshots import PolicySnapshots, check_updates, snapshot
 
-AGES = (0, 6, 12, 24, 48, 96, 192)
-
 
 def staleness(
-    configs: Sequence[str],
+    *,
     policy: str,
-    run: str,
-    seed: int = 0,
-    options: Sequence[str] = (),
-    ages: Sequence[int] = AGES,
-    groups: int = 64,
+    run: Path,
+    seed: int,
+    options: Sequence[str],
+    ages: Sequence[int],
+    groups: int,
+    results: Path,
+    picture: Path,
+    train: Callable[[Sequence[str]], None],
     draws: int = 1000,
-    results: str = "docs/results/staleness.csv",
-    picture: str = "docs/images/staleness.png",
 ) -> None:
     """Measure how the gradient of each loss on stale trajectories turns away from the fresh one, by age.
 
-    The policy samples a probe, which is never trained on, and is then trained as the configs say. At each age the
+    The policy samples a probe, which is never trained on, and is then trained as the options say. At each age the
     losses' gradients on the probe are set against that of fresh episodes. Ages that the results have already are kept,
     and training goes on where it was stopped.
 
     Args:
-        configs: Files of `freshper fit`: what is trained, on what, and how.
         policy: Folder of the policy that training starts from.
         run: Folder for checkpoints and snapshots of this seed.
         seed: Of training, probe and fresh episodes.
-        options: Further options of `freshper fit`, such as ``--rollout.engine.name=transformers``.
+        options: Of `freshper fit`: what is trained, on what, and how.
         ages: Applied updates after which the policy is measured.
         groups: Groups of the probe; as many make each of the two halves of the fresh episodes.
-        draws: Bootstrap samples for intervals.
         results: CSV file of all tasks and seeds; a file of the same name that ends in .md gets its tables.
         picture: PNG of what the results hold.
+        train: Runs `freshper` with the arguments that it is given, to its end.
+        draws: Bootstrap samples for intervals.
+
+    Raises:
+        ValueError: Ages, groups or draws cannot be.
+        ConfigurationError: The options do not parse, or there is no policy.
     """
     _check(policy, ages, groups, draws)
-    cli = _parts(configs, options, policy, run, seed, ages)
-    folder = Path(run) / "snapshots"
+    arguments = _arguments(options, policy, run, seed, ages)
+    folder = run / "snapshots"
     missing = [age for age in ages if not snapshot(folder, age).exists()]
     if missing:
-        _train(cli, Path(run), missing)
+        train(["fit", *arguments, *_resumption(run, missing)])
+    cli = lightning_cli(arguments, run=False)
     rollout = callback_of(cli.trainer, RolloutCallback)
     study = Study(rollout, Path(policy), seed, groups, draws, cli.trainer.strategy.root_device)
-    _measure(study, folder, ages, Path(results))
+    _measure(study, folder, ages, results)
     rows = table.read(results)
-    draw(rows, Path(picture))
-    Path(results).with_suffix(".md").write_text(report.page(rows))
+    draw(rows, picture)
+    results.with_suffix(".md").write_text(report.page(rows))
 
 
 def _check(policy: str, ages: Sequence[int], groups: int, draws: int) -> None:
@@ -69,10 +73,8 @@ def _check(policy: str, ages: Sequence[int], groups: int, draws: int) -> None:
     require_model_folder(policy)
 
 
-def _parts(
-    configs: Sequence[str], options: Sequence[str], policy: str, run: str, seed: int, ages: Sequence[int]
-) -> FreshperCLI:
-    """The parts of the run that is studied; how well it does is seen from fresh episodes instead of evaluations."""
+def _arguments(options: Sequence[str], policy: str, run: Path, seed: int, ages: Sequence[int]) -> list[str]:
+    """Of the run that is studied; how well it does is seen from fresh episodes instead of evaluations."""
     settings = {
         "seed_everything": seed,
         "model.path": policy,
@@ -85,18 +87,17 @@ def _parts(
         "trainer.logger.init_args.name": "train",
         "trainer.logger.init_args.version": "",
         "trainer.callbacks+": f"{PolicySnapshots.__module__}.{PolicySnapshots.__name__}",
-        "trainer.callbacks.folder": Path(run) / "snapshots",
+        "trainer.callbacks.folder": run / "snapshots",
         "trainer.callbacks.updates": list(ages),
     }
-    files = [part for config in configs for part in ("-c", config)]
-    return lightning_cli([*files, *options, *(f"--{key}={value}" for key, value in settings.items())], run=False)
+    return [*options, *(f"--{key}={value}" for key, value in settings.items())]
 
 
-def _train(cli: FreshperCLI, run: Path, missing: Sequence[int]) -> None:
-    """Go on from the last checkpoint, or anew where it is past a snapshot that is missing."""
+def _resumption(run: Path, missing: Sequence[int]) -> list[str]:
+    """From the last checkpoint, unless it is past a snapshot that is missing."""
     last = run / "train" / "checkpoints" / LAST
     behind = last.exists() and _updates_of(last) <= min(missing)
-    cli.trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=last if behind else None)
+    return [f"--ckpt_path={last}"] if behind else []
 
 
 def _updates_of(checkpoint: Path) -> int:

@@ -146,6 +146,18 @@ def test_a_study_measures_the_policies_that_the_comparison_starts_from_and_goes_
         compare(edited(file, few), folder, "--study=ess", "--seeds=1")
 
 
+def test_what_a_study_fails_of_is_said(tiny_environment, tmp_path, capsys):
+    few = {"study": {"arm": "freshper_50", "ages": [0, 3], "groups": 2}}
+    file, folder = edited(tmp_path / "compare.yaml", few), tmp_path / "results"
+    with locked(folder / "study" / "seed-0"), pytest.raises(SystemExit, match=r"study of seed 0: .* is in use"):
+        compare(file, folder, "--study=ess", "--seeds=1")
+    with pytest.raises(SystemExit, match=r"--arms=\['freshper_50'\] must not be given with --study"):
+        compare(file, folder, "--study=ess", "--arms", "freshper_50")
+    with pytest.raises(SystemExit):
+        compare(file, folder, "--study=ess", "--tune")
+    assert "not allowed with argument" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("study", "message"),
     [

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from transformers import MistralConfig, MistralForCausalLM
+from transformers import GPTNeoConfig, GPTNeoForCausalLM, MistralConfig, MistralForCausalLM
 
+from freshper_lightning.policy.attention import can_share
 from freshper_lightning.policy.net import PolicyNet
 from tests.policy.transcripts import alone, family, packed, statistics, transcript
 
@@ -37,9 +38,24 @@ def test_a_window_matters_here(net):
 
 
 def test_other_attention_and_other_kinds_of_layers_share_nothing(net):
-    assert net.shares_openings
+    assert can_share(net.model)
     net.model.config.layer_types = ["full_attention", "linear_attention"]
-    assert not net.shares_openings
+    assert not can_share(net.model)
     net.model.config.layer_types = None
     net.model.config._attn_implementation = "flex_attention"
+    assert not can_share(net.model)
+
+
+def test_a_family_with_windows_that_its_masks_do_not_tell_shares_nothing():
+    sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "attention_types": [[["global", "local"], 1]]}
+    config = GPTNeoConfig(vocab_size=320, window_size=WINDOW, max_position_embeddings=128, **sizes)
+    assert not PolicyNet(GPTNeoForCausalLM(config)).shares_openings
+
+
+def test_where_sharing_does_not_come_out_right_nothing_is_shared(net, monkeypatch, caplog):
+    net.require_parity_of_sharing("here")
+    assert net.shares_openings
+    monkeypatch.setattr("freshper_lightning.policy.net.attention_masks", lambda *_: None)
+    net.require_parity_of_sharing("here")
     assert not net.shares_openings
+    assert "here: prompts are not shared" in caplog.text

@@ -10,6 +10,7 @@ from tests.policy.transcripts import family, packed, transcript
 from tests.rollout.rigs import Rig, checkpoint, engine_for, requests, train
 
 TEMPERATURE = 0.8
+WITH_ENTROPY = {"temperature": TEMPERATURE, "with_entropy": True, "entropy_gradient": True}
 
 
 @pytest.fixture(scope="module", params=[(family, tied) for family in CONFIGS for tied in (True, False)], ids=str)
@@ -41,7 +42,7 @@ def test_loss_and_gradients_are_those_of_the_models_own_logits(path):
     items = [transcript(40, 1), transcript(23, 2), transcript(11, 3)]
     batch = packed(items)
     assert len(batch.input_ids) < 3, "conversations share a row"
-    log_probs, entropy, _ = net(*batch.rows, TEMPERATURE, with_entropy=True, entropy_gradient=True)
+    log_probs, entropy, _ = net(**batch.forward_arguments(), **WITH_ENTROPY)
     loss = log_probs.sum() + 0.1 * entropy.sum()
     loss.backward()
     mine = gradients(net)
@@ -64,7 +65,7 @@ def test_a_shared_opening_changes_neither_loss_nor_gradients(path):
     batch = packed(items, share=True)
     assert batch.spans is not None
     assert batch.input_ids.numel() < sum(item.num_tokens for item in items)
-    log_probs, entropy, _ = net(*batch.rows, TEMPERATURE, True, True, spans=batch.spans)
+    log_probs, entropy, _ = net(**batch.forward_arguments(), **WITH_ENTROPY)
     loss = log_probs.sum() + 0.1 * entropy.sum()
     loss.backward()
     mine = gradients(net)
@@ -106,7 +107,7 @@ def test_values_are_those_of_the_models_own_last_hidden_states(path):
     items = [transcript(40, 1), transcript(23, 2), transcript(11, 3)]
     batch = packed(items)
     with torch.no_grad():
-        seen = net(*batch.rows).values
+        seen = net(**batch.forward_arguments()).values
         own = [net.model(i.token_ids[None].long(), output_hidden_states=True).hidden_states[-1][0] for i in items]
         expected = [net.critic(h[i.sampled_positions() - 1]) for h, i in zip(own, items, strict=True)]
     torch.testing.assert_close(seen, torch.cat(expected), rtol=1e-4, atol=1e-4)

@@ -12,6 +12,7 @@ from freshper_lightning.policy.rows import (
     cheapest_rows,
     micro_batches_of,
     pack_rows,
+    room,
 )
 from tests.policy.transcripts import context, family, packed, trajectory, transcript
 
@@ -107,7 +108,9 @@ def test_a_layout_holds_every_conversation_once_and_costs_no_more_than_without_s
         assert block.opening == (openings[block.members[0]].length if len(block.members) > 1 else 0)
         tails = [lengths[member] - block.opening for member in block.members]
         assert block.length == block.opening + sum(tails)
-    assert layout_cost(layout) <= layout_cost(cheapest_layout(lengths, None))
+    alone = cheapest_layout(lengths, None)
+    assert layout_cost(layout) <= layout_cost(alone)
+    assert room(layout) <= room(alone)
 
 
 def test_openings_are_shared_where_that_saves_more_than_wider_rows_cost():
@@ -118,6 +121,16 @@ def test_openings_are_shared_where_that_saves_more_than_wider_rows_cost():
     assert len(cheapest_layout(lengths, openings)) == 2, "a row of 1,202 tokens costs more than two of 602"
 
 
+def largest(split, lengths, openings):
+    """Tokens of the largest micro-batch."""
+    layouts = (
+        cheapest_layout([lengths[i] for i in part], None if openings is None else [openings[i] for i in part])
+        for part in split
+        if part
+    )
+    return max(map(room, layouts))
+
+
 @given(families=FAMILIES, parts=st.integers(1, 5))
 @settings(max_examples=100, deadline=None)
 def test_micro_batches_hold_every_conversation_once_in_order(families, parts):
@@ -126,7 +139,9 @@ def test_micro_batches_hold_every_conversation_once_in_order(families, parts):
     assert len(split) == parts
     assert sorted(index for part in split for index in part) == list(range(len(lengths)))
     assert all(part == sorted(part) for part in split)
-    assert micro_batches_of(lengths, parts, None) == balanced_parts(lengths, parts)
+    apart = balanced_parts(lengths, parts)
+    assert micro_batches_of(lengths, parts, None) == apart
+    assert largest(split, lengths, openings) <= largest(apart, lengths, None)
 
 
 def test_families_stay_together_unless_a_micro_batch_would_grow():

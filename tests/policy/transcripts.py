@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from freshper_lightning.policy.packing import collate
+from freshper_lightning.policy.packing import collate, openings_of
 from freshper_lightning.trajectory import ClockReading, Trajectory, Transcript
 
 
@@ -47,7 +47,7 @@ def trajectory(length: int, seed: int = 0, turns=None, advantage: float = 1.0) -
 
 
 def statistics(net, batch, temperature=1.0, with_entropy=True):
-    return net(*batch.rows, temperature, with_entropy, spans=batch.spans)
+    return net(**batch.forward_arguments(), temperature=temperature, with_entropy=with_entropy)
 
 
 def alone(net, item, temperature=1.0):
@@ -71,5 +71,6 @@ def context(batch, place):
     return batch.input_ids[row, : column + 1][(piece == piece[-1]) | (piece == continued[-1])]
 
 
-def packed(items, **fields):
-    return collate(items, **({"phase": "fresh"} | fields))
+def packed(items, *, share=False, **fields):
+    openings = openings_of(items) if share else None
+    return collate(items, **({"phase": "fresh", "openings": openings} | fields))

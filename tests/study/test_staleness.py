@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from freshper_lightning.cli import main
 from freshper_lightning.study import report, table
 from freshper_lightning.study.menu import MENU
 from freshper_lightning.study.snapshots import snapshot
@@ -18,10 +19,20 @@ def study(model_path, tmp_path, monkeypatch):
         monkeypatch.setenv(name, value)
 
     def run(ages, folder="run"):
-        files = {"results": str(tmp_path / f"{folder}.csv"), "picture": str(tmp_path / f"{folder}.png")}
-        run = str(tmp_path / folder)
-        staleness([str(TINY)], str(model_path), run, seed=3, ages=ages, groups=2, draws=10, **files)
-        return table.read(files["results"])
+        results = tmp_path / f"{folder}.csv"
+        staleness(
+            policy=str(model_path),
+            run=tmp_path / folder,
+            seed=3,
+            options=["-c", str(TINY)],
+            ages=ages,
+            groups=2,
+            results=results,
+            picture=results.with_suffix(".png"),
+            train=main,
+            draws=10,
+        )
+        return table.read(results)
 
     return run
 
