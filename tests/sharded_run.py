@@ -70,6 +70,7 @@ class Diary(Callback):
         self.rows.append(
             {
                 "phase": batch.phase,
+                "shares": any(b.spans is not None for b in batches),
                 "ids": torch.cat([b.ids for b in batches]),
                 "weights": torch.cat([b.importance_weights for b in batches if not b.is_filler] or [torch.empty(0)]),
                 "probabilities": None if draw is None else in_order(draw, batches),

@@ -45,7 +45,11 @@ VARIANTS = {
     "plain": ({}, {}, lambda: ReplayDataModule(**WHOLE)),
     "decoupled": (DECOUPLED, {"accumulate_grad_batches": 2}, lambda: HalvesOfGroups(**HALVES)),
     "lost": (DECOUPLED, {"accumulate_grad_batches": 2}, lambda: HalvesOfGroups(lost=1, **HALVES)),
-    "crowded": ({"max_micro_batch_tokens": 160}, {}, lambda: HalvesOfGroups(lost=1, **HALVES | {"minimum_size": 9})),
+    "crowded": (
+        {"max_micro_batch_tokens": 160},
+        {"rollout": rollout_callback(seed=5, groups=4)},
+        lambda: HalvesOfGroups(lost=1, **HALVES | {"batch_size": 16, "minimum_size": 17}),
+    ),
 }
 
 
@@ -73,7 +77,8 @@ def run(name, model, folder, ranks):
     if ranks > 1:
         options = options | {"strategy": FSDP2Strategy(), "devices": ranks}
     seed_everything(0, verbose=False)
-    options |= {"rollout": rollout_callback(seed=5), "iterations": 1, "extra": (diary,), "enable_checkpointing": False}
+    options = {"rollout": rollout_callback(seed=5)} | options
+    options |= {"iterations": 1, "extra": (diary,), "enable_checkpointing": False}
     try:
         trainer = fit(folder / name, module, make_data(), **options)
     except ConfigurationError as error:

@@ -70,6 +70,7 @@ def test_an_update_on_the_same_data_is_that_of_one_process(seen, model_path):
     )
     assert sorted(alone["rows"][0]["ids"].tolist()) == list(range(8))
     sharded, single = ranks[0]["rows"][0], alone["rows"][0]
+    assert sharded["shares"]
     assert sharded["totals"] == ranks[1]["rows"][0]["totals"] == single["totals"]
     torch.testing.assert_close(sharded["norm"], single["norm"], rtol=1e-5, atol=0)
     for mine, theirs in zip(sharded["parameters"], single["parameters"], strict=True):

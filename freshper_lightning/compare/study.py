@@ -41,6 +41,7 @@ def run_study(comparison: Comparison, folder: Path, seeds: Sequence[int], jobs: 
             _study(plan, plan.recipes[arm], seed, marker, processes)
         except RunFailedError as error:
             failures[name] = str(error)
+            print(f"{name}: FAILED: {error}", flush=True)
     if (folder / TABLE).exists():
         print(f"table: {folder / TABLE}\nreport: {(folder / TABLE).with_suffix('.md')}\npicture: {folder / PICTURE}")
     return failures

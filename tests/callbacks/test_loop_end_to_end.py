@@ -147,6 +147,7 @@ def test_tokens_as_sampled_are_tokens_as_trained(run):
             assert versions == [born_at(run)[key]] * items[key].num_turns
             trained.add(key)
     assert trained == set(items)
+    assert any(batch.spans is not None for batch in run.look.batches), "members of a group share their prompt"
 
 
 def test_at_age_zero_the_trainer_agrees_with_the_engine(run):

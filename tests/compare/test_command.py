@@ -149,8 +149,9 @@ def test_a_study_measures_the_policies_that_the_comparison_starts_from_and_goes_
 def test_what_a_study_fails_of_is_said(tiny_environment, tmp_path, capsys):
     few = {"study": {"arm": "freshper_50", "ages": [0, 3], "groups": 2}}
     file, folder = edited(tmp_path / "compare.yaml", few), tmp_path / "results"
-    with locked(folder / "study" / "seed-0"), pytest.raises(SystemExit, match=r"study of seed 0: .* is in use"):
+    with locked(folder / "study" / "seed-0"), pytest.raises(SystemExit, match="1 failed: study of"):
         compare(file, folder, "--study=ess", "--seeds=1")
+    assert re.search("study of seed 0: FAILED: .* is in use", capsys.readouterr().out)
     with pytest.raises(SystemExit, match=r"--arms=\['freshper_50'\] must not be given with --study"):
         compare(file, folder, "--study=ess", "--arms", "freshper_50")
     with pytest.raises(SystemExit):

@@ -104,15 +104,16 @@ def test_the_ratio_is_one_at_the_first_update_of_an_epoch_and_not_later(run):
 
 
 def test_the_ratio_is_one_there_in_every_micro_batch_in_low_precision_and_with_recomputation(tmp_path, model_path):
-    recorder, options = Recorder(), {"accumulate_grad_batches": 4, "precision": "bf16-mixed"}
+    recorder, options = Recorder(), {"accumulate_grad_batches": 2, "precision": "bf16-mixed"}
     module = policy(model_path, algorithm=DecoupledGRPO(), gradient_checkpointing=True)
     fit(tmp_path, module, replay_data(), iterations=1, extra=(recorder,), **options)
     for index, seen in enumerate(recorder.observations):
         gap = float((seen.token_metrics["ratio"] - 1).abs().max())
-        if index % 8 < 4:
+        if index % 4 < 2:
             assert gap < 1e-6
         elif not recorder.batches[index].is_filler:
             assert gap > 1e-3
+    assert any(batch.spans is not None for batch in recorder.batches)
 
 
 def plain_log_probs(net, batch):

@@ -22,6 +22,7 @@ def test_a_compiled_policy_trains_as_one_that_is_not(tmp_path, model_path):
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1
     widths = {batch.input_ids.shape for batch in runs[1].batches}
     assert len(widths) > 1
+    assert {batch.spans is None for batch in runs[1].batches} == {True, False}, "some share openings and some do not"
     for mine, other in zip(runs[0].observations, runs[1].observations, strict=True):
         torch.testing.assert_close(other.loss, mine.loss, rtol=1e-3, atol=1e-6)
     torch.testing.assert_close(torch.tensor(runs[1].norms), torch.tensor(runs[0].norms), rtol=1e-3, atol=1e-6)

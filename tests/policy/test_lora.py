@@ -133,6 +133,7 @@ def test_a_run_moves_the_adapters_and_nothing_else(run, model_path):
             assert "lora_B" not in name or float(parameter.detach().abs().max()) > 1e-3
         else:
             assert torch.equal(parameter, base[name.replace(".base_layer.", ".")])
+    assert seen.batches[0].spans is not None, "members of a group share their prompt"
     assert float(seen.metric("log_ratio")[0].abs().max()) <= 1e-4, "the engine sampled with other weights"
 
 

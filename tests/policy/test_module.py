@@ -160,7 +160,7 @@ def test_a_micro_batch_that_is_too_large_is_refused_by_key_before_it_runs(tmp_pa
     with pytest.raises(
         ConfigurationError, match=r"model\.max_micro_batch_tokens=160.* takes \d+ tokens.*accumulate_grad_batches=1"
     ):
-        fit(tmp_path, module, replay_data(), extra=(recorder,))
+        fit(tmp_path, module, replay_data(batch_size=8, minimum_size=8), extra=(recorder,))
     assert recorder.observations == []
     with pytest.raises(ValueError, match=r"model\.max_micro_batch_tokens=0 must be at least 1"):
         policy(model_path, max_micro_batch_tokens=0)

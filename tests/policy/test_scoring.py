@@ -43,7 +43,9 @@ class Sizes(Callback):
     def on_train_start(self, trainer, pl_module):
         for net in (pl_module.policy, pl_module.reference):
             if net is not None:
-                net.register_forward_pre_hook(lambda _, inputs: self.seen.append(inputs[0].numel()))
+                net.register_forward_pre_hook(
+                    lambda _, __, inputs: self.seen.append(inputs["input_ids"].numel()), with_kwargs=True
+                )
 
 
 @pytest.mark.parametrize(

@@ -75,4 +75,14 @@ def test_the_tables_name_every_loss_and_at_age_zero_nothing_is_stale(study, tmp_
 )
 def test_settings_that_cannot_be_are_refused_by_name(ages, groups, message, model_path, tmp_path):
     with pytest.raises(ValueError, match=message):
-        staleness([str(TINY)], str(model_path), str(tmp_path), ages=ages, groups=groups)
+        staleness(
+            policy=str(model_path),
+            run=tmp_path,
+            seed=0,
+            options=["-c", str(TINY)],
+            ages=ages,
+            groups=groups,
+            results=tmp_path / "results.csv",
+            picture=tmp_path / "results.png",
+            train=main,
+        )
