@@ -76,14 +76,14 @@ class Row:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run what is asked for and not there yet, and write the tables."""
     options = _options(arguments)
-    done = rows.read(options.table, Row)
     for seed in [] if options.tables else options.seeds:
         for task in options.tasks if options.target == "task" else (QUICK_TASK,):
-            if (options.target, task, options.engine, seed) in {row.key for row in done}:
+            if (options.target, task, options.engine, seed) in {row.key for row in rows.read(options.table, Row)}:
                 continue
-            done.append(_run(options.target, task, options.engine, seed, options.folder))
-            rows.write(options.table, done)
-            print(done[-1], flush=True)
+            row = _run(options.target, task, options.engine, seed, options.folder)
+            rows.write(options.table, [*rows.read(options.table, Row), row])  # others may have been written since
+            print(row, flush=True)
+    done = rows.read(options.table, Row)
     put_between(options.docs / "learning.md", {"runs": quickstarts(done)}, BEGIN, END)
     put_between(options.docs / "tasks.md", {"gains": gains(done), "returns": returns(done)}, BEGIN, END)
 
