@@ -27,6 +27,9 @@ ENVIRONMENTS = {
 }
 """Modules with demonstrations, by task."""
 
+TUNED = ("arithmetic", "search")
+"""Tasks whose tiny policy has sizes of its own."""
+
 PLAIN = ("gsm8k", "aime", "gymnasium", "reasoning_gym", "textarena")
 METHODS = (
     *("on_policy", "on_policy_epochs", "per", "per_reward", "ppo", "uniform", "recency_window", "inverse_age"),
@@ -46,7 +49,7 @@ STACKS = {
     "smollm2": ("base", "methods/freshper", "gsm8k_smollm2"),
     **{method: ("base", "tasks/frozenlake", f"methods/{method}") for method in METHODS},
     **{task: ("base", f"tasks/{task}", "methods/freshper") for task in (*ENVIRONMENTS, *PLAIN)},
-    "arithmetic_tiny": ("base", "tasks/arithmetic", "methods/freshper", "tasks/arithmetic_tiny"),
+    **{f"{task}_tiny": ("base", f"tasks/{task}", "methods/freshper", f"tasks/{task}_tiny") for task in TUNED},
     **{
         f"{task}_warm_start": ("base", f"tasks/{task}", "methods/warm_start", f"tasks/{task}_warm_start")
         for task in ENVIRONMENTS
