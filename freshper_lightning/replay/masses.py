@@ -213,7 +213,7 @@ class StaticMasses:
         columns, decay = self._columns, self._known_decay()
         with np.errstate(invalid="ignore", over="ignore"):
             high, low = exact_sum(columns.log_base[rows], columns.log_fresh[rows])
-            if decay.factorises and not isinstance(decay, NoDecay):
+            if decay.factorises and type(decay).log_factor is not NoDecay.log_factor:
                 high, second = exact_sum(high, log_freshness(decay, reference - columns.since[rows]))
                 low = low + second
         return high, low

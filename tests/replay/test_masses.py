@@ -54,6 +54,14 @@ def test_probabilities_equal_the_formula_in_fifty_digits(entries, later, alpha, 
     assert_exact(probabilities_of(entries, now, alpha, decay[0]), expected)
 
 
+def test_a_decay_that_inherits_from_none_at_all_still_decays():
+    class Halving(NoDecay):
+        def log_factor(self, age):
+            return -age * np.log(2)
+
+    assert probabilities_of([(1.0, 0.0, 0), (1.0, 0.0, 1)], 1, 1.0, Halving()) == pytest.approx([1 / 3, 2 / 3])
+
+
 def test_an_age_common_to_all_entries_costs_no_precision():
     entries = [(1.0, 0.0, age) for age in range(100)]
     young, old = (probabilities_of(entries, now, 0.6, ExponentialDecay(3.7)) for now in (100, 10**9))
