@@ -30,6 +30,11 @@ class Marker:
     def _finished(self) -> Path:
         return self.folder / "finished.json"
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a configuration has claimed the folder."""
+        return self._begun.exists()
+
     def digest(self) -> str:
         """Of the configuration: 16 hexadecimal digits."""
         return hashlib.sha256(json.dumps(self.config, sort_keys=True).encode()).hexdigest()[:16]
@@ -40,7 +45,7 @@ class Marker:
         Raises:
             ConfigurationError: It belongs to another; the message says what is different.
         """
-        if not self._begun.exists():
+        if not self.has_begun:
             return
         begun = json.loads(self._begun.read_text())
         if begun["digest"] == self.digest():

@@ -1,6 +1,6 @@
 """`freshper compare --study ess`: what stale trajectories are worth to the policies that learn from them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from freshper_lightning.compare.marker import Marker
@@ -10,6 +10,8 @@ from freshper_lightning.compare.run import WarmStartJob
 from freshper_lightning.compare.schedule import Forecast, run_jobs
 from freshper_lightning.compare.settings import Comparison
 from freshper_lightning.compare.stack import Recipe
+from freshper_lightning.errors import ConfigurationError
+from freshper_lightning.study import table
 from freshper_lightning.study.staleness import staleness
 
 STUDIES = ("ess",)
@@ -23,13 +25,15 @@ def run_study(comparison: Comparison, folder: Path, seeds: Sequence[int], jobs: 
     seed, with all threads of the machine. What has been measured is kept, and training goes on where it was stopped.
 
     Raises:
-        ConfigurationError: The arm or the warm start does not parse, or the folder is of another study.
+        ConfigurationError: The arm or the warm start does not parse, the folder is of another study, or the table has
+            numbers of a seed whose folder is gone.
     """
     arm = comparison.study.arm or comparison.baseline
     plan = Plan(comparison, folder, comparison.chosen([arm]))
     warm, markers = plan.warm_starts(seeds), {seed: _marker(plan, plan.recipes[arm], seed) for seed in seeds}
     for marker in (*(job.marker for job in warm), *markers.values()):
         marker.check()
+    _require_folders(markers, folder / TABLE)
     processes = Processes(comparison.limits)
     failures = run_jobs(warm, processes, Forecast(jobs))
     for seed, marker in markers.items():
@@ -42,9 +46,23 @@ def run_study(comparison: Comparison, folder: Path, seeds: Sequence[int], jobs: 
         except RunFailedError as error:
             failures[name] = str(error)
             print(f"{name}: FAILED: {error}", flush=True)
+        except BaseException:  # such as a signal, of which a process in a session of its own does not know
+            processes.stop()
+            raise
     if (folder / TABLE).exists():
         print(f"table: {folder / TABLE}\nreport: {(folder / TABLE).with_suffix('.md')}\npicture: {folder / PICTURE}")
     return failures
+
+
+def _require_folders(markers: Mapping[int, Marker], results: Path) -> None:
+    """Refuse numbers of a seed whose folder is gone: of which configuration they are, nothing says any more."""
+    measured = {row.seed for row in table.read(results)}
+    gone = [seed for seed, marker in markers.items() if seed in measured and not marker.has_begun]
+    if gone:
+        raise ConfigurationError(
+            f"{results} has numbers of seed {gone[0]}, but {markers[gone[0]].folder}, where they were measured, is"
+            " gone; remove these rows or the table, or give another --folder"
+        )
 
 
 def _study(plan: Plan, recipe: Recipe, seed: int, marker: Marker, processes: Processes) -> None:

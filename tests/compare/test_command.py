@@ -1,7 +1,12 @@
 """A whole comparison on the tiny run: one arm is killed, continued, kept, and guarded against other settings."""
 
 import csv
+import os
 import re
+import shutil
+import signal
+import threading
+import time
 
 import pytest
 
@@ -144,6 +149,26 @@ def test_a_study_measures_the_policies_that_the_comparison_starts_from_and_goes_
     few["study"]["groups"] = 3
     with pytest.raises(SystemExit, match="groups was 2 and is 3"):
         compare(edited(file, few), folder, "--study=ess", "--seeds=1")
+    shutil.rmtree(folder / "study" / "seed-0")
+    with pytest.raises(SystemExit, match=r"has numbers of seed 0, but .*seed-0, where they were measured, is gone"):
+        compare(file, folder, "--study=ess", "--seeds=1")
+
+
+def test_a_study_that_is_stopped_ends_its_training(tiny_environment, tmp_path):
+    few = {"study": {"arm": "freshper_50", "ages": [0, 100_000], "groups": 2}}
+    file, folder = edited(tmp_path / "compare.yaml", few), tmp_path / "results"
+    output = folder / "study" / "seed-0" / "output.txt"
+
+    def stop():
+        while not (output.exists() and output.stat().st_size):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop, daemon=True).start()
+    with pytest.raises(SystemExit, match="stopped; the same command goes on"):
+        compare(file, folder, "--study=ess", "--seeds=1")
+    with locked(output.parent):
+        assert output.stat().st_size
 
 
 def test_what_a_study_fails_of_is_said(tiny_environment, tmp_path, capsys):
