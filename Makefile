@@ -57,7 +57,9 @@ TINY_cliff_walking := --task freshper_lightning.envs.cliff_walking --spec.max_po
 TINY_arithmetic := --task freshper_lightning.envs.arithmetic
 TINY_search := --task freshper_lightning.envs.encyclopedia --vocabulary 768
 
+# More words, or none, would be other paths to remove.
 define TRAIN
+$(foreach key,TASK METHOD RUN,$(if $(filter 1,$(words $($(key)))),,$(error $(key)='$($(key))' must be one word)))
 @for file in tasks/$(TASK) tasks/$(TASK)_warm_start methods/$(METHOD); do test -f configs/$$file.yaml || { \
   echo "TASK=$(TASK), METHOD=$(METHOD): there is no configs/$$file.yaml; tasks:" $(TASKS) >&2; exit 2; }; done
 @rm -rf $(addprefix $(RUN)/,base warm_start policy $(METHOD))
