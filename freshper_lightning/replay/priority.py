@@ -231,12 +231,16 @@ def bases_of(
         later: Success rates of ``trajectories`` alone.
 
     Raises:
-        ValueError: A trajectory lacks what the priority needs, or its priority is not finite or below 0.
+        ValueError: A trajectory lacks what the priority needs, or its priority is not finite or below 0; or there
+            is not one for each.
     """
     if isinstance(priority, RatePriority):
         values = np.array([priority.of_rate(known.rate(prompt_of(item), later)) for item in trajectories], np.float64)
     else:
-        values = priority.bases(trajectories)
+        values = np.asarray(priority.bases(trajectories), np.float64)
+        if values.shape != (len(trajectories),):
+            allowed = f"one number for each of {len(trajectories)} trajectories"
+            raise ValueError(f"bases of {priority} must return {allowed}, not {values.shape}")
     wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
     if len(wrong):
         item, base = trajectories[wrong[0]], float(values[wrong[0]])

@@ -199,3 +199,16 @@ def nothing(trajectory):
 def test_a_function_that_returns_no_number_is_named():
     with pytest.raises(ValueError, match=r"test_priority\.nothing must return a number, not None"):
         make_buffer(priority=CustomPriority("tests.replay.test_priority.nothing")).add([make_trajectory()], START)
+
+
+def test_bases_that_are_not_one_for_each_are_refused_before_anything_is_evicted():
+    class Short(UniformPriority):
+        def bases(self, trajectories):
+            return super().bases(trajectories[:1])
+
+    buffer = make_buffer(priority=Short(), capacity=2)
+    for _ in range(2):
+        buffer.add([make_trajectory()], START)
+    with pytest.raises(ValueError, match=r"bases of .* one number for each of 2 trajectories, not \(1,\)"):
+        buffer.add([make_trajectory(), make_trajectory()], START)
+    assert buffer.ids().tolist() == [0, 1]
