@@ -35,6 +35,8 @@ class Row:
     """Share of the episodes; None where the environment gives no verdict."""
     score: float
     """Mean return; the column is named ``return``."""
+    config: str
+    """Digest of everything that decides the run's result: its settings, start and seed."""
 
 
 COLUMNS = tuple("return" if f.name == "score" else f.name for f in fields(Row))
@@ -43,6 +45,7 @@ COLUMNS = tuple("return" if f.name == "score" else f.name for f in fields(Row))
 def rows_of(task: str, job: TrainingJob) -> list[Row]:
     """The evaluations of a run in order of time, mode by mode."""
     scalars, seconds = read_scalars(job.folder), training_seconds(job.folder)
+    digest = job.marker.digest()
     environment_steps = dict(scalars[STEPS])
     rollouts = [value for _, value in scalars.get(ROLLOUTS, [])]
     rows = []
@@ -54,7 +57,7 @@ def rows_of(task: str, job: TrainingJob) -> list[Row]:
             moment = (update, iteration, int(steps), round(seconds[update], 2))
             share = success.get(update)
             rounded = None if share is None else round(share, 6)
-            rows.append(Row(task, job.arm, job.seed, *moment, mode, rounded, round(score, 6)))
+            rows.append(Row(task, job.arm, job.seed, *moment, mode, rounded, round(score, 6), digest))
     return rows
 
 
@@ -135,4 +138,5 @@ def _parsed(lines: Iterable[dict[str, str]]) -> Iterable[Row]:
             mode=line["mode"],
             success=float(line["success"]) if line["success"] else None,
             score=float(line["return"]),
+            config=line["config"],
         )

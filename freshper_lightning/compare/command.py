@@ -3,11 +3,12 @@
 import argparse
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-from freshper_lightning.compare.collect import read_table, rows_of, write_table
+from freshper_lightning.compare.collect import read_table
+from freshper_lightning.compare.ledger import Ledger
 from freshper_lightning.compare.plan import Plan, check_seeds
 from freshper_lightning.compare.processes import Processes
 from freshper_lightning.compare.report import write_report
@@ -15,7 +16,7 @@ from freshper_lightning.compare.run import Job, TrainingJob
 from freshper_lightning.compare.schedule import Forecast, default_jobs, duration, run_jobs
 from freshper_lightning.compare.settings import Comparison, read_comparison
 from freshper_lightning.compare.study import STUDIES, run_study
-from freshper_lightning.compare.tuning import CHOSEN, choose, trials, tuned, write_choices
+from freshper_lightning.compare.tuning import CHOSEN, choose, is_chosen, trials, tuned, write_choices
 from freshper_lightning.errors import ConfigurationError
 
 TABLE = "evaluations.csv"
@@ -77,56 +78,64 @@ def _interrupted(number: int, frame: FrameType | None) -> None:
 def _compare(plan: Plan, seeds: int, jobs: int) -> dict[str, str]:
     wanted = check_seeds(seeds, plan.comparison)
     runs = plan.runs(tuned(plan.folder / CHOSEN, plan.recipes), wanted)
-
-    def collect() -> None:
-        finished = [row for run in runs if run.finished for row in rows_of(plan.comparison.task, run)]
-        write_table(plan.folder / TABLE, finished)
-
-    failures = _run(plan, runs, wanted, jobs, collect)
-    collect()
-    rows = read_table(plan.folder / TABLE)
-    print(f"table: {plan.folder / TABLE}")
+    ledger = Ledger(plan.folder / TABLE, plan.comparison.task)
+    left = [run for run in runs if not ledger.has(run)]
+    failures = _run(plan, runs, left, jobs, lambda: ledger.add(left))
+    ledger.add(left)
+    rows = ledger.rows(runs)
     if rows:
+        print(f"table: {ledger.path}")
         print(f"report: {write_report(rows, plan.comparison, plan.folder, failures)}")
     return failures
 
 
 def _tune(plan: Plan, jobs: int) -> dict[str, str]:
     check_seeds(1, plan.comparison)
-    found = trials(plan)
-    runs = [run for by_factor in found.values() for group in by_factor.values() for run in group]
-    failures = _run(plan, runs, plan.comparison.tuning.seeds, jobs, lambda: None)
+    path, found = plan.folder / CHOSEN, trials(plan)
+    left = {arm: by_factor for arm, by_factor in found.items() if not is_chosen(path, plan.recipes[arm])}
+
+    def collect() -> None:
+        ended = [arm for arm in left if all(run.finished for group in left[arm].values() for run in group)]
+        for arm, choice in choose(plan, {arm: left.pop(arm) for arm in ended}).items():
+            write_choices(path, {arm: choice})
+            print(f"{arm}: learning rate {choice.learning_rate:.3g} of {choice.results}", flush=True)
+
+    failures = _run(plan, _all(found), _all(left), jobs, collect)
+    collect()
     if not failures:
-        choices = choose(plan, found)
-        write_choices(plan.folder / CHOSEN, choices)
-        for arm, choice in choices.items():
-            print(f"{arm}: learning rate {choice.learning_rate:.3g} of {choice.results}")
-        print(f"chosen: {plan.folder / CHOSEN}")
+        print(f"chosen: {path}")
     return failures
 
 
+def _all(found: Mapping[str, Mapping[float, Sequence[TrainingJob]]]) -> list[TrainingJob]:
+    return [run for by_factor in found.values() for group in by_factor.values() for run in group]
+
+
 def _run(
-    plan: Plan, runs: Sequence[TrainingJob], seeds: Sequence[int], jobs: int, finished: Callable[[], None]
+    plan: Plan,
+    runs: Sequence[TrainingJob],
+    unrecorded: Sequence[TrainingJob],
+    jobs: int,
+    finished: Callable[[], None],
 ) -> dict[str, str]:
-    """Warm starts, then the runs whose warm start is there; what failed, by name."""
-    warm = plan.warm_starts(seeds)
-    for job in [*warm, *runs]:
+    """Warm starts, then the unrecorded of all runs, where their warm start is there; what failed, by name."""
+    left = [run for run in unrecorded if not run.finished]
+    warm = plan.warm_starts(sorted({run.seed for run in left}))
+    for job in [*warm, *unrecorded]:
         job.marker.check()
-    _announce(plan.comparison, warm, runs, jobs)
+    forecast = Forecast(jobs, [seconds for run in runs if (seconds := run.marker.seconds()) is not None])
+    _announce(plan.comparison, warm, left, len(runs), forecast)
     processes = Processes(plan.comparison.limits)
     failures = run_jobs(warm, processes, Forecast(jobs))
-    ready = [run for run in runs if isinstance(run.start, str) or run.start.finished]
-    failures |= {run.name: "its warm start failed" for run in runs if run not in ready}
-    return failures | run_jobs(ready, processes, _forecast(runs, jobs), finished)
+    ready = [run for run in left if isinstance(run.start, str) or run.start.finished]
+    failures |= {run.name: "its warm start failed" for run in left if run not in ready}
+    return failures | run_jobs(ready, processes, forecast, finished)
 
 
-def _forecast(runs: Sequence[Job], jobs: int) -> Forecast:
-    return Forecast(jobs, [seconds for run in runs if (seconds := run.marker.seconds()) is not None])
-
-
-def _announce(comparison: Comparison, warm: Sequence[Job], runs: Sequence[Job], jobs: int) -> None:
-    left = [run for run in runs if not run.finished]
+def _announce(
+    comparison: Comparison, warm: Sequence[Job], left: Sequence[Job], number: int, forecast: Forecast
+) -> None:
     starts = sum(not job.finished for job in warm)
     most = (len(left) + starts) * comparison.limits.core_minutes * 60
-    print(f"{comparison.task}: {len(left)} of {len(runs)} runs to do, {starts} warm starts, {jobs} at a time")
-    print(f"{_forecast(runs, jobs).sentence(len(left))}; at most {duration(most)} of processor time", flush=True)
+    print(f"{comparison.task}: {len(left)} of {number} runs to do, {starts} warm starts, {forecast.jobs} at a time")
+    print(f"{forecast.sentence(len(left))}; at most {duration(most)} of processor time", flush=True)

@@ -36,7 +36,8 @@ def write_report(rows: Sequence[Row], comparison: Comparison, folder: Path, miss
     Raises:
         ConfigurationError: There is nothing to report.
     """
-    curves = curves_of([row for row in rows if row.task == comparison.task], comparison.metric, comparison.mode)
+    own = [row for row in rows if row.task == comparison.task]
+    curves = _ordered(curves_of(own, comparison.metric, comparison.mode), comparison)
     folder.mkdir(parents=True, exist_ok=True)
     label = f"{comparison.metric}, {comparison.mode}"
     draw_curves(curves, comparison.baseline, label, folder / CURVES)
@@ -44,6 +45,12 @@ def write_report(rows: Sequence[Row], comparison: Comparison, folder: Path, miss
     page = folder / PAGE
     page.write_text("\n\n".join(_sections(curves, comparison, missing)) + "\n")
     return page
+
+
+def _ordered(curves: Sequence[Curve], comparison: Comparison) -> list[Curve]:
+    """The baseline first, then the arms as configured, then those that only the table knows."""
+    arms = comparison.chosen(None)
+    return sorted(curves, key=lambda curve: arms.index(curve.arm) if curve.arm in arms else len(arms))
 
 
 def _sections(curves: Sequence[Curve], comparison: Comparison, missing: Mapping[str, str]) -> Iterable[str]:

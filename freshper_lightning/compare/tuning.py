@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from omegaconf import OmegaConf
@@ -80,6 +81,19 @@ def write_choices(path: Path, choices: Mapping[str, Choice]) -> None:
     unfinished.replace(path)
 
 
+def is_chosen(path: Path, recipe: Recipe) -> bool:
+    """Whether the file has the rate of the arm, as it is configured now."""
+    choice = _choices(path).get(recipe.name)
+    return choice is not None and choice["digest"] == _digest(recipe)
+
+
+def _choices(path: Path) -> dict[str, dict[str, Any]]:
+    """What :func:`write_choices` wrote; nothing where there is no file."""
+    found = OmegaConf.to_container(OmegaConf.load(path)) if path.exists() else {}
+    assert isinstance(found, dict)
+    return {str(arm): choice for arm, choice in found.items()}
+
+
 def tuned(path: Path, found: Mapping[str, Recipe]) -> dict[str, Recipe]:
     """The recipes at their chosen rates; as they are where nothing was tuned.
 
@@ -88,8 +102,7 @@ def tuned(path: Path, found: Mapping[str, Recipe]) -> dict[str, Recipe]:
     """
     if not path.exists():
         return dict(found)
-    choices = OmegaConf.to_container(OmegaConf.load(path))
-    assert isinstance(choices, dict)
+    choices = _choices(path)
     for arm, recipe in found.items():
         if arm not in choices:
             raise ConfigurationError(f"{path} has no learning rate of {arm}: run --tune with it, or remove the file")

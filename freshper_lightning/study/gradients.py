@@ -10,6 +10,7 @@ from freshper_lightning.algorithms import LossInputs, Reinforce
 from freshper_lightning.policy.net import PolicyNet
 from freshper_lightning.policy.packing import collate, openings_of
 from freshper_lightning.study.bootstrap import Floats
+from freshper_lightning.study.sketch import CountSketch
 from freshper_lightning.trajectory import Trajectory
 
 LOSSES_AT_ONCE = 7
@@ -44,9 +45,14 @@ def log_prob_gradients(algorithm: Reinforce, groups: Groups, log_probs: Sequence
 
 
 def group_gradients(
-    net: PolicyNet, groups: Groups, by_token: Sequence[Tensor], temperature: float, device: torch.device
+    net: PolicyNet,
+    groups: Groups,
+    by_token: Sequence[Tensor],
+    temperature: float,
+    device: torch.device,
+    sketch: CountSketch,
 ) -> Tensor:
-    """Float32 [losses, groups, parameters], on the CPU: each group's share of the gradient of each loss.
+    """Float32 [losses, groups, dimension], on the CPU: the sketch of each group's share of the gradient of each loss.
 
     Args:
         net: The current policy.
@@ -54,10 +60,11 @@ def group_gradients(
         by_token: For each loss, what :func:`log_prob_gradients` gives for ``groups``.
         temperature: Of sampling.
         device: Of the network.
+        sketch: Of the gradient of all trainable parameters in their order.
     """
     parameters = [p for p in net.parameters() if p.requires_grad]
     sizes = [sum(item.num_sampled for item in group) for group in groups]
-    found = torch.zeros(len(by_token), len(groups), sum(p.numel() for p in parameters))
+    found = torch.zeros(len(by_token), len(groups), sketch.dimension)
     shares = [loss.split(sizes) for loss in by_token]
     for index, group in enumerate(groups):
         weights = [share[index].to(device) for share in shares]
@@ -65,12 +72,14 @@ def group_gradients(
             openings = openings_of(group) if net.shares_openings else None
             batch = collate(group, phase="replay", openings=openings).to(device)
             log_probs = net(**batch.forward_arguments(), temperature=temperature).log_probs
-            found[:, index] = _weighted(log_probs, weights, parameters)
+            found[:, index] = _weighted(log_probs, weights, parameters, sketch)
     return found
 
 
-def _weighted(log_probs: Tensor, weights: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
-    """[losses, P]: gradient of the sum of each loss's weights x log-probabilities [S]; equal weights share a pass."""
+def _weighted(
+    log_probs: Tensor, weights: Sequence[Tensor], parameters: Sequence[Tensor], sketch: CountSketch
+) -> Tensor:
+    """[losses, dimension]: sketch of the gradient of sum(weights x log-probs [S]); equal weights share a pass."""
     found: list[Tensor] = []
     for index, weight in enumerate(weights):
         same = [other for other in range(index) if torch.allclose(weight, weights[other], rtol=1e-6, atol=0.0)]
@@ -78,7 +87,7 @@ def _weighted(log_probs: Tensor, weights: Sequence[Tensor], parameters: Sequence
             found.append(found[same[0]])
         else:
             gradients = torch.autograd.grad(log_probs, parameters, weight, retain_graph=True)
-            found.append(torch.cat([gradient.flatten() for gradient in gradients]).cpu())
+            found.append(sketch(torch.cat([gradient.flatten() for gradient in gradients]).cpu()))
     return torch.stack(found)
 
 
@@ -107,11 +116,12 @@ def menu_products(
     fresh: Tensor,
     temperature: float,
     device: torch.device,
+    sketch: CountSketch,
 ) -> Iterator[tuple[str, Products]]:
-    """The products of every loss, whose derivative [S] by token is given, with the fresh gradients [2 n, P]."""
+    """The products of every loss, whose derivative [S] by token is given, with the sketched fresh ones [2 n, D]."""
     of_fresh, names = products(fresh, fresh), list(by_token)
     for first in range(0, len(names), LOSSES_AT_ONCE):
         part = names[first : first + LOSSES_AT_ONCE]
-        gradients = group_gradients(net, groups, [by_token[name] for name in part], temperature, device)
+        gradients = group_gradients(net, groups, [by_token[name] for name in part], temperature, device, sketch)
         for name, probe in zip(part, gradients, strict=True):
             yield name, Products(products(probe, probe), products(probe, fresh), of_fresh)

@@ -18,6 +18,7 @@ from freshper_lightning.study.divergence import divergence, staleness
 from freshper_lightning.study.episodes import FRESH, PROBE, play
 from freshper_lightning.study.gradients import group_gradients, log_prob_gradients, menu_products, products
 from freshper_lightning.study.menu import MENU, ON_POLICY
+from freshper_lightning.study.sketch import CountSketch
 from freshper_lightning.study.table import Key, Row
 from freshper_lightning.trajectory import Trajectory
 
@@ -73,12 +74,13 @@ class Study:
     ) -> list[Row]:
         temperature = self.rollout.sampling.temperature
         own = log_prob_gradients(ON_POLICY, fresh, self._log_probs(net, fresh))
-        of_fresh = group_gradients(net, fresh, [own], temperature, self.device)[0]
+        sketch = CountSketch(sum(p.numel() for p in net.parameters() if p.requires_grad))
+        of_fresh = group_gradients(net, fresh, [own], temperature, self.device, sketch)[0]
         one, two, three = (resamples(self.groups, self.draws, stable_hash("staleness", self.seed, i)) for i in range(3))
         alignment = Alignment(self.groups, (one, two, three))
         rows = key.rows({"ceiling": alignment.ceiling(products(of_fresh, of_fresh))})
         by_token = {name: log_prob_gradients(loss, probe, current) for name, loss in MENU.items()}
-        for name, found in menu_products(net, probe, by_token, of_fresh, temperature, self.device):
+        for name, found in menu_products(net, probe, by_token, of_fresh, temperature, self.device, sketch):
             rows += key.rows(alignment.of_loss(found), name)
         return rows
 

@@ -120,6 +120,30 @@ def test_a_changed_configuration_is_refused(again):
         compare(changed, folder, "--seeds=1")
 
 
+def test_a_run_of_a_table_from_elsewhere_is_not_run_again(again, comparison, tmp_path, capsys):
+    file, folder = again
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    shutil.copy(folder / "evaluations.csv", elsewhere)
+    compare(file, elsewhere, "--seeds=1")
+    assert "hash: 0 of 2 runs to do" in capsys.readouterr().out
+    assert (elsewhere / "evaluations.csv").read_text() == (folder / "evaluations.csv").read_text()
+    assert (elsewhere / "report.md").read_text() == comparison[-1]
+    assert not (elsewhere / "runs").exists()
+    changed = edited(tmp_path / "changed.yaml", KILLED | {"settings": {"data": {"init_args": {"alpha": 0.3}}}})
+    with pytest.raises(SystemExit, match=r"evaluations\.csv holds on_policy, seed 0 of another configuration"):
+        compare(changed, elsewhere, "--seeds=1")
+
+
+def test_a_table_keeps_the_runs_of_other_arms(again, capsys):
+    file, folder = again
+    before = table(folder)
+    compare(file, folder, "--seeds=1", "--arms", "on_policy")
+    assert table(folder) == before
+    assert "freshper_50" not in (folder / "report.md").read_text()
+    compare(file, folder, "--seeds=1")
+
+
 def test_a_report_can_be_made_of_the_table_alone(again, comparison, tmp_path):
     file, folder = again
     compare(file, tmp_path / "report", "--table", str(folder / "evaluations.csv"))

@@ -23,7 +23,7 @@ def rows(arm, seeds=3, task="lake", success=True):
         for index, height in enumerate(HEIGHTS[arm]):
             value = height + (seed / 100 if index == 2 else 0)
             moment = (index * 6, index, index * 100, index * 2.5)
-            found.append(Row(task, arm, seed, *moment, "sampled", value if success else None, value))
+            found.append(Row(task, arm, seed, *moment, "sampled", value if success else None, value, "digest"))
     return found
 
 

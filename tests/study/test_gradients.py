@@ -12,6 +12,7 @@ from freshper_lightning.policy.scoring import chunks, token_log_probs
 from freshper_lightning.study.episodes import FRESH, PROBE, play
 from freshper_lightning.study.gradients import group_gradients, log_prob_gradients
 from freshper_lightning.study.menu import MENU, ON_POLICY
+from freshper_lightning.study.sketch import CountSketch
 from tests.loop import rollout_callback
 
 CPU = torch.device("cpu")
@@ -53,7 +54,12 @@ def of_the_study(net, algorithms, probe) -> torch.Tensor:
     items = [item for group in probe for item in group]
     log_probs = token_log_probs(net, chunks(items), 1.0, CPU)
     by_token = [log_prob_gradients(algorithm, probe, log_probs) for algorithm in algorithms]
-    return group_gradients(net, probe, by_token, 1.0, CPU).sum(1)
+    return group_gradients(net, probe, by_token, 1.0, CPU, whole(net)).sum(1)
+
+
+def whole(net) -> CountSketch:
+    size = sum(p.numel() for p in net.parameters())
+    return CountSketch(size, dimension=size)
 
 
 def test_at_age_zero_every_loss_has_the_gradient_of_the_on_policy_update(net, probe):
@@ -74,7 +80,7 @@ def test_at_later_ages_each_loss_has_the_gradient_of_its_own_training_step(net, 
 
 def test_a_group_of_equal_outcomes_has_no_gradient_and_takes_no_pass(net, probe):
     nothing = torch.zeros(sum(item.num_sampled for group in probe for item in group))
-    assert not group_gradients(net, probe, [nothing], 1.0, CPU).any()
+    assert not group_gradients(net, probe, [nothing], 1.0, CPU, whole(net)).any()
 
 
 def test_episodes_depend_on_the_arguments_alone_and_fresh_ones_are_of_other_instances(model_path, probe):
