@@ -57,11 +57,17 @@ TINY_cliff_walking := --task freshper_lightning.envs.cliff_walking --spec.max_po
 TINY_arithmetic := --task freshper_lightning.envs.arithmetic
 TINY_search := --task freshper_lightning.envs.encyclopedia --vocabulary 768
 
+REINFORCE = $(FRESHPER) fit -c configs/base.yaml -c configs/tasks/$(TASK).yaml -c configs/methods/$(METHOD).yaml -c $(1) \
+  --seed_everything $(SEED) --model.path $(RUN)/policy --rollout.engine.name $(ENGINE) \
+  --trainer.logger.init_args.save_dir $(RUN) --trainer.logger.init_args.name $(METHOD) --trainer.logger.init_args.version ""
+
 # More words, or none, would be other paths to remove.
 define TRAIN
 $(foreach key,TASK METHOD RUN,$(if $(filter 1,$(words $($(key)))),,$(error $(key)='$($(key))' must be one word)))
 @for file in tasks/$(TASK) tasks/$(TASK)_warm_start methods/$(METHOD); do test -f configs/$$file.yaml || { \
   echo "TASK=$(TASK), METHOD=$(METHOD): there is no configs/$$file.yaml; tasks:" $(TASKS) >&2; exit 2; }; done
+@test $(METHOD) != warm_start || { echo "METHOD=warm_start must be another: every run has a warm start" >&2; exit 2; }
+@$(call REINFORCE,$(1)) --print_config > /dev/null
 @rm -rf $(addprefix $(RUN)/,base warm_start policy $(METHOD))
 @echo "1/3 a tiny policy, untrained"
 @$(FRESHPER) tiny --path $(RUN)/base --spec.seed $(SEED) $(TINY_$(TASK))
@@ -71,9 +77,7 @@ $(foreach key,TASK METHOD RUN,$(if $(filter 1,$(words $($(key)))),,$(error $(key
   --trainer.logger.init_args.save_dir $(RUN) --trainer.logger.init_args.name warm_start --trainer.logger.init_args.version ""
 @$(FRESHPER) export --checkpoint $(RUN)/warm_start/checkpoints/last.ckpt --model $(RUN)/base --path $(RUN)/policy
 @echo "3/3 reinforcement learning: $(METHOD)"
-@$(FRESHPER) fit -c configs/base.yaml -c configs/tasks/$(TASK).yaml -c configs/methods/$(METHOD).yaml -c $(1) \
-  --seed_everything $(SEED) --model.path $(RUN)/policy --rollout.engine.name $(ENGINE) \
-  --trainer.logger.init_args.save_dir $(RUN) --trainer.logger.init_args.name $(METHOD) --trainer.logger.init_args.version ""
+@$(call REINFORCE,$(1))
 endef
 
 quickstart: $(ENGINE_READY)  ## Train a tiny policy with FreshPER and show that it learned (minutes).

@@ -98,13 +98,17 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--table", type=Path, default=Path("docs/results/learning.csv"))
     parser.add_argument("--docs", type=Path, default=Path("docs"), help="where learning.md and tasks.md are")
     parser.add_argument("--folder", type=Path, default=Path("runs/benchmark"), help="for files of its own")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.target == "task" and options.engine != "transformers":
+        parser.error(f"--engine={options.engine} must be transformers for task, whose table has no other")
+    return options
 
 
 def _run(target: str, task: str, engine: str, seed: int, folder: Path) -> Row:
     run = folder / f"{task if target == 'task' else target}-{engine}-{seed}"
     began, spent = time.monotonic(), _processor_seconds()
-    subprocess.run(["make", target, f"TASK={task}", f"SEED={seed}", f"ENGINE={engine}", f"RUN={run}"], check=True)
+    variables = {"TASK": task, "SEED": seed, "ENGINE": engine, "RUN": run, "METHOD": "freshper", "ARGS": ""}
+    subprocess.run(["make", target, *(f"{name}={value}" for name, value in variables.items())], check=True)
     minutes, core_minutes = (time.monotonic() - began) / 60, (_processor_seconds() - spent) / 60
     scalars = read_scalars(run / "freshper")
     sampled, greedy, sampled_return, greedy_return = (

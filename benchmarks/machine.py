@@ -8,9 +8,13 @@ from pathlib import Path
 
 
 def commit() -> str:
-    """Abbreviated hash of the checkout, and whether something in it has changed since."""
-    command = ["git", "describe", "--always", "--dirty=, changed", "--abbrev=7", "--exclude=*"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    """Abbreviated hash of the checkout, and whether something in it but ``docs``, which has results, changed since."""
+    changes = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)docs")
+    return _git("rev-parse", "--short=7", "HEAD") + (", changed" if changes else "")
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def machine(*packages: str) -> str:
