@@ -27,7 +27,7 @@ ENVIRONMENTS = {
 }
 """Modules with demonstrations, by task."""
 
-TUNED = ("arithmetic", "search")
+TUNED = ("arithmetic", "cliff_walking", "search", "sokoban_hard")
 """Tasks whose tiny policy has sizes of its own."""
 
 PLAIN = ("gsm8k", "aime", "gymnasium", "reasoning_gym", "textarena")
