@@ -16,6 +16,9 @@ from freshper_lightning.trajectory import Trajectory
 LOSSES_AT_ONCE = 7
 """Losses whose gradients of all groups are in memory together; they share forward passes."""
 
+SAME = 1e-4
+"""Relative difference up to which two losses' weights of tokens are one: above what rounding does to ratios at age 0."""
+
 Groups = Sequence[Sequence[Trajectory]]
 
 
@@ -82,7 +85,7 @@ def _weighted(
     """[losses, dimension]: sketch of the gradient of sum(weights x log-probs [S]); equal weights share a pass."""
     found: list[Tensor] = []
     for index, weight in enumerate(weights):
-        same = [other for other in range(index) if torch.allclose(weight, weights[other], rtol=1e-6, atol=0.0)]
+        same = [other for other in range(index) if torch.allclose(weight, weights[other], rtol=SAME, atol=0.0)]
         if same:
             found.append(found[same[0]])
         else:
