@@ -17,7 +17,7 @@ LOSSES_AT_ONCE = 7
 """Losses whose gradients of all groups are in memory together; they share forward passes."""
 
 SAME = 1e-4
-"""Relative difference up to which two losses' weights of tokens are one: above what rounding does to ratios at age 0."""
+"""Relative difference up to which two losses' weights of tokens are one: more than rounding makes at age 0."""
 
 Groups = Sequence[Sequence[Trajectory]]
 
