@@ -58,7 +58,7 @@ class RolloutCallback(Callback):
         max_failure_share: float = 0.1,
         history: History = "strict",
         play: Play = "lock_step",
-        threads: int = 32,
+        threads: int | None = None,
         measure_drift: bool = False,
         seed: int = 0,
     ) -> None:
@@ -75,12 +75,13 @@ class RolloutCallback(Callback):
             history: ``verbatim`` keeps earlier replies as sampled where the chat template would rewrite them.
             play: ``lock_step`` gives equal episodes to equal seeds; ``streaming`` gives that up, so that an environment
                 that is ready has its next reply while slow ones are still busy.
-            threads: Streaming: how many environments of a rank may be busy at the same time.
+            threads: How many environments of a rank may be busy at the same time, such as those that ask a search
+                server; they must share no state then. By default 32 when streaming, and one after the other else.
             measure_drift: Measure and log the policy's drift even where ``data.clock`` does not need it.
             seed: Seed of instances and samples.
         """
         for key, value in {"groups": groups, "group_size": group_size, "threads": threads}.items():
-            if value < 1:
+            if value is not None and value < 1:
                 raise ValueError(f"rollout.{key}={value} must be at least 1")
         if play not in get_args(Play):
             raise ValueError(f"rollout.play={play!r} must be one of {', '.join(get_args(Play))}")

@@ -2,6 +2,7 @@
 
 import importlib
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,9 @@ import gymnasium
 import numpy as np
 
 from freshper_lightning.envs.protocol import ReplySpace
+
+_GLOBAL_RANDOM = threading.Lock()
+"""Held while a game has the process's random states for its own."""
 
 
 class TextArena(gymnasium.Env[str, str]):
@@ -75,15 +79,16 @@ class TextArena(gymnasium.Env[str, str]):
 
     @contextmanager
     def _own_random(self) -> Iterator[None]:
-        outer = (random.getstate(), np.random.get_state())
-        random.setstate(self._random[0])
-        np.random.set_state(self._random[1])
-        try:
-            yield
-        finally:
-            self._random = (random.getstate(), np.random.get_state())
-            random.setstate(outer[0])
-            np.random.set_state(outer[1])
+        with _GLOBAL_RANDOM:
+            outer = (random.getstate(), np.random.get_state())
+            random.setstate(self._random[0])
+            np.random.set_state(self._random[1])
+            try:
+                yield
+            finally:
+                self._random = (random.getstate(), np.random.get_state())
+                random.setstate(outer[0])
+                np.random.set_state(outer[1])
 
 
 def _random_states(seed: int) -> tuple[Any, Any]:

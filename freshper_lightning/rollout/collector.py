@@ -3,9 +3,11 @@
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from functools import partial
+from typing import Any, Literal, TypeVar, get_args
 
 from freshper_lightning.envs.protocol import TextEnv, make_text_env
 from freshper_lightning.rollout.conversation import ChatFormat
@@ -17,6 +19,10 @@ from freshper_lightning.trajectory import ClockReading, Trajectory
 log = logging.getLogger(__name__)
 
 Play = Literal["lock_step", "streaming"]
+THREADS: dict[Play, int] = {"lock_step": 1, "streaming": 32}
+"""Environments that may be busy at the same time, by default."""
+
+T = TypeVar("T")
 
 
 class TooManyFailuresError(RuntimeError):
@@ -66,9 +72,9 @@ class Collector:
     """Plays episodes with one engine, in lock-step or streaming.
 
     In lock-step every running episode is given a reply and then every environment makes a step, so that equal weights
-    and plans give equal episodes. Streaming, an environment that is ready is given its next reply at once while others
-    are still busy; which requests share a batch then depends on time, and with them the rounding of log-probabilities
-    and now and then a token.
+    and plans give equal episodes, as long as environments that are busy at the same time share no state. Streaming, an
+    environment that is ready is given its next reply at once while others are still busy; which requests share a batch
+    then depends on time, and with them the rounding of log-probabilities and now and then a token.
 
     Every plan gives exactly one :class:`Trajectory`, unless the environment fails for it or for another member of its
     group: statistics of a group need all of its members. An episode ends when its environment says so, or as truncated
@@ -83,7 +89,8 @@ class Collector:
         max_context: Bound on the tokens of a conversation.
         max_failure_share: Largest share of the planned episodes that an environment may lose by raising.
         play: ``lock_step`` or ``streaming``.
-        threads: Streaming: how many environments may be busy at the same time.
+        threads: How many environments may be busy at the same time; by default 1 in lock-step, in the calling thread,
+            and 32 streaming.
 
     Raises:
         ValueError: An argument is out of range, or the environment cannot be made or does not speak text.
@@ -99,11 +106,11 @@ class Collector:
         max_context: int,
         max_failure_share: float = 0.1,
         play: Play = "lock_step",
-        threads: int = 32,
+        threads: int | None = None,
     ) -> None:
         if play not in get_args(Play):
             raise ValueError(f"play must be one of {', '.join(get_args(Play))}, not {play!r}")
-        if threads < 1:
+        if threads is not None and threads < 1:
             raise ValueError(f"threads must be at least 1, not {threads}")
         if not format_penalty <= 0:
             raise ValueError(f"format_penalty must be at most 0, not {format_penalty}")
@@ -113,7 +120,7 @@ class Collector:
             raise ValueError(f"max_context must be above {MIN_ROOM}, not {max_context}")
         self.engine, self.chat, self.environment, self.sampling = engine, chat, environment, sampling
         self.format_penalty, self.max_failure_share, self.max_context = format_penalty, max_failure_share, max_context
-        self.play, self.threads = play, threads
+        self.play, self.threads = play, threads or THREADS[play]
         self._envs: dict[int, TextEnv] = {0: self._make_env()}
 
     def collect(
@@ -141,7 +148,7 @@ class Collector:
 
             stream(run, self.threads)
         else:
-            run.in_lock_step()
+            run.in_lock_step(self.threads)
         return run.finished(born)
 
     def close(self) -> None:
@@ -183,20 +190,25 @@ class Run:
         self._failed_groups: set[int] = set()
         self._first_error: EpisodeError | None = None
 
-    def in_lock_step(self) -> None:
+    def in_lock_step(self, threads: int) -> None:
         """Play all episodes to their ends, turn by turn."""
-        for slot, plan in enumerate(self.plans):
-            with self.lost_to_an_error(slot):
-                self.begin(slot, reset(self.collector.env(slot), plan))
-        while running := [slot for slot in self.episodes if self.runs(slot)]:
-            began = time.perf_counter()
-            completions = self.collector.engine.generate([self.request(slot) for slot in running])
-            self.collection.seconds_generating += time.perf_counter() - began
-            for slot, completion in zip(running, completions, strict=True):
-                reply = self.take(slot, completion)
+        with _answers(threads) as ask:
+            openings = [ask(partial(reset, self.collector.env(slot), plan)) for slot, plan in enumerate(self.plans)]
+            for slot, opening in enumerate(openings):
                 with self.lost_to_an_error(slot):
-                    self.settle(slot, self.episodes[slot].play(reply))
-            self.report_ended()
+                    self.begin(slot, opening())
+            while running := [slot for slot in self.episodes if self.runs(slot)]:
+                began = time.perf_counter()
+                completions = self.collector.engine.generate([self.request(slot) for slot in running])
+                self.collection.seconds_generating += time.perf_counter() - began
+                replies = [self.take(slot, completion) for slot, completion in zip(running, completions, strict=True)]
+                outcomes = [
+                    ask(partial(self.episodes[slot].play, reply)) for slot, reply in zip(running, replies, strict=True)
+                ]
+                for slot, outcome in zip(running, outcomes, strict=True):
+                    with self.lost_to_an_error(slot):
+                        self.settle(slot, outcome())
+                self.report_ended()
 
     def begin(self, slot: int, opening: Opening) -> None:
         """Open the conversation of an environment that has been reset."""
@@ -278,3 +290,16 @@ class Run:
                 f"{failures} of {len(self.plans)} episodes of {self.collector.environment.id} failed, more than "
                 f"max_failure_share {allowed} allows; the first: {self._first_error}"
             ) from self._first_error
+
+
+@contextmanager
+def _answers(threads: int) -> Iterator[Callable[[Callable[[], T]], Callable[[], T]]]:
+    """How to put work to environments: what comes back gives the result, or raises what the work has raised.
+
+    For one thread the work is done in the calling one, when its result is asked for.
+    """
+    if threads == 1:
+        yield lambda work: work
+        return
+    with ThreadPoolExecutor(threads, thread_name_prefix="environment") as pool:
+        yield lambda work: pool.submit(work).result

@@ -1,4 +1,5 @@
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import gymnasium
 import pytest
@@ -56,6 +57,9 @@ def test_equal_seeds_give_equal_games_also_side_by_side():
 def test_a_game_leaves_pythons_global_generator_alone():
     state = random.getstate()
     guesses(TextArena(GUESS), seed=1)
+    with ThreadPoolExecutor(4) as threads:
+        told = list(threads.map(lambda seed: guesses(TextArena(GUESS), seed)[0], range(8)))
+    assert told == [guesses(TextArena(GUESS), seed)[0] for seed in range(8)]
     assert random.getstate() == state
 
 

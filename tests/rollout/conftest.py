@@ -47,7 +47,7 @@ def collector(engine, chat, play):
         max_context=1024,
         max_failure_share=0.1,
         play=play,
-        threads=4,
+        threads=None,
         **kwargs,
     ):
         return Collector(

@@ -1,5 +1,8 @@
 """What collectors play in tests, and how they are watched."""
 
+import threading
+import time
+
 import gymnasium
 from gymnasium.spaces import Text
 
@@ -9,7 +12,7 @@ from freshper_lightning.rollout.transformers_engine import TransformersEngine
 from freshper_lightning.trajectory import ClockReading
 
 BORN = ClockReading(updates=7, iteration=3)
-ECHO = "freshper-test/Echo-v0"
+ECHO, SLOW = "freshper-test/Echo-v0", "freshper-test/Slow-v0"
 
 
 class Echo(gymnasium.Env):
@@ -41,6 +44,43 @@ class Echo(gymnasium.Env):
 
 
 gymnasium.register(ECHO, Echo)
+
+
+def sleeps(seed):
+    """The instance whose environment is slow."""
+    return seed == 103
+
+
+class Slow(Echo):
+    """One instance takes its time; all note when they are busy and when they are done."""
+
+    busy, most, events, lock = 0, 0, [], threading.Lock()
+
+    @classmethod
+    def begin(cls):
+        cls.busy, cls.most, cls.events = 0, 0, []
+
+    def reset(self, *, seed=None, options=None):
+        answer = super().reset(seed=seed)
+        self._work("reset")
+        return answer
+
+    def step(self, action):
+        answer = super().step(action)
+        self._work("done" if answer[2] else "step")
+        return answer
+
+    def _work(self, what):
+        with Slow.lock:
+            Slow.busy += 1
+            Slow.most = max(Slow.most, Slow.busy)
+        time.sleep(1.0 if sleeps(self.instance) else 0.01)
+        with Slow.lock:
+            Slow.busy -= 1
+            Slow.events.append((what, self.instance))
+
+
+gymnasium.register(SLOW, Slow)
 
 
 class RecordingEngine(TransformersEngine):

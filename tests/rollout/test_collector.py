@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from freshper_lightning.envs.protocol import ReplySpace
 from freshper_lightning.rollout.seeds import sampling_seed
-from tests.rollout.playing import BORN, ECHO, Echo, plans
+from tests.rollout.playing import BORN, ECHO, SLOW, Echo, Slow, plans
 
 both_ways = pytest.mark.parametrize("play", ["lock_step", "streaming"], indirect=True)
 
@@ -273,6 +273,27 @@ def test_an_observation_that_is_no_text_is_a_failure_of_the_environment(collecto
 def test_a_first_prompt_beyond_the_context_is_a_failure_in_words(collector):
     with pytest.raises(RuntimeError, match=r"first prompt of .* tokens leaves no room in 50"):
         collector(max_context=50).collect(plans(), BORN)
+
+
+def test_environments_play_side_by_side_in_lock_step_where_threads_allow_and_give_the_same_episodes(collector):
+    found = {}
+    for threads, most in ((None, 1), (1, 1), (3, 3)):
+        Slow.begin()
+        found[threads] = collector(SLOW, threads=threads).collect(plans(groups=3), BORN).trajectories
+        assert Slow.most == most
+    for one, other in zip(found[1], found[3], strict=True):
+        assert torch.equal(one.token_ids, other.token_ids)
+        assert torch.equal(one.behavior_log_probs, other.behavior_log_probs)
+    assert len(found[3]) == 9
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("fails_at", [0, 2])
+def test_what_fails_side_by_side_is_counted_in_order(collector, threads, fails_at):
+    playing = collector(bad_seeds=(101, 102), fails_at=fails_at, max_failure_share=1.0, threads=threads)
+    collection = playing.collect(plans(size=2), BORN)
+    assert [failure.count(f"turn {fails_at}") for failure in collection.failures] == [1] * 4
+    assert [t.seed for t in collection.trajectories] == [100, 100, 103, 103]
 
 
 def test_progress_adds_up_to_the_number_of_episodes(collector):

@@ -1,48 +1,14 @@
-import time
-
-import gymnasium
 import pytest
 import torch
 
-from tests.rollout.playing import BORN, Echo, plans
+from tests.rollout.playing import BORN, SLOW, Slow, plans, sleeps
 
 pytestmark = pytest.mark.parametrize("play", ["streaming"], indirect=True)
 
 
-def sleeps(seed):
-    """The instance whose environment is slow."""
-    return seed == 103
-
-
-class Slow(Echo):
-    """One instance takes its time; all note when they are busy and when they are done."""
-
-    busy, most, events = 0, 0, []
-
-    def reset(self, *, seed=None, options=None):
-        answer = super().reset(seed=seed)
-        self._work("reset")
-        return answer
-
-    def step(self, action):
-        answer = super().step(action)
-        self._work("done" if answer[2] else "step")
-        return answer
-
-    def _work(self, what):
-        Slow.busy += 1
-        Slow.most = max(Slow.most, Slow.busy)
-        time.sleep(1.0 if sleeps(self.instance) else 0.01)
-        Slow.busy -= 1
-        Slow.events.append((what, self.instance))
-
-
-gymnasium.register("freshper-test/Slow-v0", Slow)
-
-
 def test_a_slow_environment_holds_up_nothing_but_itself(collector):
-    Slow.busy, Slow.most, Slow.events = 0, 0, []
-    trajectories = collector("freshper-test/Slow-v0").collect(plans(size=1), BORN).trajectories
+    Slow.begin()
+    trajectories = collector(SLOW, threads=4).collect(plans(size=1), BORN).trajectories
     assert [t.seed for t in trajectories] == [100, 101, 102, 103]
     slow = [event for event in Slow.events if sleeps(event[1])]
     assert [what for what, _ in slow] == ["reset", "step", "step", "done"]
