@@ -43,6 +43,12 @@ def test_finished_runs_are_kept_and_their_tables_written(docs, capsys):
     assert "| `search` | -13.00 | -13.00 | -13.00 | -13.00 |" in text
 
 
+def test_a_table_of_tasks_has_no_other_engine(capsys):
+    with pytest.raises(SystemExit):
+        learning.main(["task", "--engine", "vllm"])
+    assert "--engine=vllm must be transformers for task" in capsys.readouterr().err
+
+
 def test_the_interval_of_a_mean_is_students():
     """Mean 2, standard deviation 1, three values: 4.3027 / sqrt(3) on either side."""
     assert learning.interval([1.0, 2.0, 3.0]) == pytest.approx((2 - 2.48414, 2 + 2.48414), abs=1e-4)
