@@ -135,7 +135,7 @@ bench-replay: $(VENV_BENCH)/.ready  ## Speed and memory of the buffer beside oth
 bench-rollout: $(VENV)/.vllm $(VENV)/.smollm2  ## How much of vLLM's own speed multi-turn play reaches.
 	@test -d runs/bench-rollout/tiny || $(FRESHPER) tiny --path runs/bench-rollout/tiny
 	@test -d runs/smollm2 || $(FRESHPER) smollm2 --path runs/smollm2
-	$(VENV)/bin/python -m benchmarks.rollout --model runs/bench-rollout/tiny
+	$(VENV)/bin/python -m benchmarks.rollout --model runs/bench-rollout/tiny --repetitions 7
 	$(VENV)/bin/python -m benchmarks.rollout --model runs/smollm2 --repetitions 1
 
 lint: $(VENV)/.dev  ## Style and types.
