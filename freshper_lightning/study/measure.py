@@ -73,7 +73,8 @@ class Study:
         self, key: Key, net: PolicyNet, probe: Groups, fresh: Groups, current: Sequence[Tensor]
     ) -> list[Row]:
         temperature = self.rollout.sampling.temperature
-        own = log_prob_gradients(ON_POLICY, fresh, self._log_probs(net, fresh))
+        halves = (fresh[: self.groups], fresh[self.groups :])  # each an optimizer batch, as the probe is
+        own = torch.cat([log_prob_gradients(ON_POLICY, half, self._log_probs(net, half)) for half in halves])
         sketch = CountSketch(sum(p.numel() for p in net.parameters() if p.requires_grad))
         of_fresh = group_gradients(net, fresh, [own], temperature, self.device, sketch)[0]
         one, two, three = (resamples(self.groups, self.draws, stable_hash("staleness", self.seed, i)) for i in range(3))

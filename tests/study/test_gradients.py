@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,10 +10,12 @@ from freshper_lightning.policy.module import PolicyModule
 from freshper_lightning.policy.net import PolicyNet
 from freshper_lightning.policy.packing import collate
 from freshper_lightning.policy.scoring import chunks, token_log_probs
+from freshper_lightning.study import measure
 from freshper_lightning.study.episodes import FRESH, PROBE, play
 from freshper_lightning.study.gradients import group_gradients, log_prob_gradients
 from freshper_lightning.study.menu import MENU, ON_POLICY
 from freshper_lightning.study.sketch import CountSketch
+from freshper_lightning.study.table import Key
 from tests.loop import rollout_callback
 
 CPU = torch.device("cpu")
@@ -81,6 +84,15 @@ def test_at_later_ages_each_loss_has_the_gradient_of_its_own_training_step(net, 
 def test_a_group_of_equal_outcomes_has_no_gradient_and_takes_no_pass(net, probe):
     nothing = torch.zeros(sum(item.num_sampled for group in probe for item in group))
     assert not group_gradients(net, probe, [nothing], 1.0, CPU, whole(net)).any()
+
+
+def test_fresh_halves_that_are_the_probe_again_have_its_gradient(model_path, probe, monkeypatch):
+    study = measure.Study(rollout_callback(), Path(model_path), seed=1, groups=3, draws=5, device=CPU)
+    monkeypatch.setattr(measure, "play", lambda *arguments: [*probe, *probe])
+    rows = {(row.loss, row.quantity): row.value for row in study.rows(Key("lake", 1, 0), Path(model_path), probe)}
+    for name in MENU:
+        assert rows[name, "norm_ratio"] == pytest.approx(1.0, abs=1e-4)
+    assert rows["", "return"] == pytest.approx(np.mean([item.episode_return for group in probe for item in group]))
 
 
 def test_episodes_depend_on_the_arguments_alone_and_fresh_ones_are_of_other_instances(model_path, probe):
