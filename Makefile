@@ -64,6 +64,7 @@ REINFORCE = $(FRESHPER) fit -c configs/base.yaml -c configs/tasks/$(TASK).yaml -
 # More words, or none, would be other paths to remove.
 define TRAIN
 $(foreach key,TASK METHOD RUN,$(if $(filter 1,$(words $($(key)))),,$(error $(key)='$($(key))' must be one word)))
+$(foreach key,TASK METHOD,$(if $(findstring /,$($(key))),$(error $(key)='$($(key))' must be a name without folders)))
 @for file in tasks/$(TASK) tasks/$(TASK)_warm_start methods/$(METHOD); do test -f configs/$$file.yaml || { \
   echo "TASK=$(TASK), METHOD=$(METHOD): there is no configs/$$file.yaml; tasks:" $(TASKS) >&2; exit 2; }; done
 @test $(METHOD) != warm_start || { echo "METHOD=warm_start must be another: every run has a warm start" >&2; exit 2; }
@@ -81,11 +82,11 @@ $(foreach key,TASK METHOD RUN,$(if $(filter 1,$(words $($(key)))),,$(error $(key
 endef
 
 quickstart: $(ENGINE_READY)  ## Train a tiny policy with FreshPER and show that it learned (minutes).
-	$(call TRAIN,configs/quickstart.yaml)
+	$(call TRAIN,configs/quickstart.yaml $(ARGS))
 
 learn: RUN = runs/learn
 learn: $(ENGINE_READY)  ## The same run, for up to half an hour.
-	$(call TRAIN,configs/learn.yaml)
+	$(call TRAIN,configs/learn.yaml $(ARGS))
 
 runs/encyclopedia: | $(VENV)/.search
 	$(FRESHPER) encyclopedia --path $@

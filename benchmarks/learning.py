@@ -23,7 +23,7 @@ from pathlib import Path
 from scipy.stats import t as student
 
 from benchmarks import rows
-from benchmarks.machine import commit
+from benchmarks.machine import same_commit
 from benchmarks.pages import put_between, table
 from freshper_lightning.callbacks.report import read_scalars
 
@@ -108,7 +108,8 @@ def _run(target: str, task: str, engine: str, seed: int, folder: Path) -> Row:
     run = folder / f"{task if target == 'task' else target}-{engine}-{seed}"
     began, spent = time.monotonic(), _processor_seconds()
     variables = {"TASK": task, "SEED": seed, "ENGINE": engine, "RUN": run, "METHOD": "freshper", "ARGS": ""}
-    subprocess.run(["make", target, *(f"{name}={value}" for name, value in variables.items())], check=True)
+    with same_commit() as measured:
+        subprocess.run(["make", target, *(f"{name}={value}" for name, value in variables.items())], check=True)
     minutes, core_minutes = (time.monotonic() - began) / 60, (_processor_seconds() - spent) / 60
     scalars = read_scalars(run / "freshper")
     sampled, greedy, sampled_return, greedy_return = (
@@ -136,7 +137,7 @@ def _run(target: str, task: str, engine: str, seed: int, folder: Path) -> Row:
         core_minutes=round(core_minutes, 1),
         cores=os.cpu_count() or 1,
         machine=platform.machine(),
-        commit=commit(),
+        commit=measured(),
     )
 
 

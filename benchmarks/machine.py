@@ -3,6 +3,8 @@
 import os
 import platform
 import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -11,6 +13,13 @@ def commit() -> str:
     """Abbreviated hash of the checkout, and whether something in it but ``docs``, which has results, changed since."""
     changes = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)docs")
     return _git("rev-parse", "--short=7", "HEAD") + (", changed" if changes else "")
+
+
+@contextmanager
+def same_commit() -> Iterator[Callable[[], str]]:
+    """:func:`commit` of the body's begin, to be asked for after it; changed where it is another at the end."""
+    before = commit()
+    yield lambda: before if commit() == before or before.endswith(", changed") else f"{before}, changed"
 
 
 def _git(*arguments: str) -> str:

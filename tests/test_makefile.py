@@ -11,6 +11,7 @@ WRONG = {
     ("TASK=chess",): "there is no configs/tasks/chess.yaml; tasks: ",
     ("METHOD=magic",): "there is no configs/methods/magic.yaml",
     ("METHOD=warm_start",): "METHOD=warm_start must be another",
+    ("METHOD=../quickstart",): "METHOD='../quickstart' must be a name without folders",
     ("METHOD=a b",): "METHOD='a b' must be one word",
     ("ENGINE=foo",): "rollout.engine.name=foo must be one of auto, transformers, vllm",
     ("ARGS=--rollout.group=3",): "there is no key rollout.group; did you mean rollout.groups",

@@ -2,7 +2,8 @@
 
 import csv
 import math
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
@@ -36,7 +37,8 @@ class Row:
     score: float
     """Mean return; the column is named ``return``."""
     config: str
-    """Digest of everything that decides the run's result: its settings, start and seed."""
+    """Digest of the run's whole configuration: its settings, seed and start, which counts by its path where it is a
+    folder."""
 
 
 COLUMNS = tuple("return" if f.name == "score" else f.name for f in fields(Row))
@@ -107,6 +109,8 @@ def write_table(path: Path, rows: Sequence[Row]) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
         writer.writerows(astuple(row) for row in rows)
+        file.flush()
+        os.fsync(file.fileno())
     unfinished.replace(path)
 
 
@@ -114,20 +118,20 @@ def read_table(path: str | Path) -> list[Row]:
     """What :func:`write_table` wrote.
 
     Raises:
-        ConfigurationError: There is no such file, or it has other columns.
+        ConfigurationError: There is no such file, it has other columns, or a line is no evaluation.
     """
     if not Path(path).is_file():
-        raise ConfigurationError(f"--table={path} is not a file")
+        raise ConfigurationError(f"{path} is not a file")
     with Path(path).open(newline="") as file:
         reader = csv.DictReader(file)
         if tuple(reader.fieldnames or ()) != COLUMNS:
-            raise ConfigurationError(f"--table={path} must have the columns {', '.join(COLUMNS)}")
-        return list(_parsed(reader))
+            raise ConfigurationError(f"{path} must have the columns {', '.join(COLUMNS)}, and no others")
+        return [_parsed(line, f"{path}, line {reader.line_num}") for line in reader]
 
 
-def _parsed(lines: Iterable[dict[str, str]]) -> Iterable[Row]:
-    for line in lines:
-        yield Row(
+def _parsed(line: dict[str, str], place: str) -> Row:
+    try:
+        return Row(
             task=line["task"],
             arm=line["arm"],
             seed=int(line["seed"]),
@@ -140,3 +144,5 @@ def _parsed(lines: Iterable[dict[str, str]]) -> Iterable[Row]:
             score=float(line["return"]),
             config=line["config"],
         )
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"{place}: {','.join(map(str, line.values()))} is not an evaluation") from error

@@ -77,9 +77,9 @@ def _interrupted(number: int, frame: FrameType | None) -> None:
 
 def _compare(plan: Plan, seeds: int, jobs: int) -> dict[str, str]:
     wanted = check_seeds(seeds, plan.comparison)
-    runs = plan.runs(tuned(plan.folder / CHOSEN, plan.recipes), wanted)
+    runs = plan.runs(tuned(plan.folder / CHOSEN, plan), wanted)
     ledger = Ledger(plan.folder / TABLE, plan.comparison.task)
-    left = [run for run in runs if not ledger.has(run)]
+    left = ledger.lacks(runs)
     failures = _run(plan, runs, left, jobs, lambda: ledger.add(left))
     ledger.add(left)
     rows = ledger.rows(runs)
@@ -92,7 +92,7 @@ def _compare(plan: Plan, seeds: int, jobs: int) -> dict[str, str]:
 def _tune(plan: Plan, jobs: int) -> dict[str, str]:
     check_seeds(1, plan.comparison)
     path, found = plan.folder / CHOSEN, trials(plan)
-    left = {arm: by_factor for arm, by_factor in found.items() if not is_chosen(path, plan.recipes[arm])}
+    left = {arm: by_factor for arm, by_factor in found.items() if not is_chosen(path, plan, arm)}
 
     def collect() -> None:
         ended = [arm for arm in left if all(run.finished for group in left[arm].values() for run in group)]

@@ -1,13 +1,12 @@
 """What a folder was run with and whether that was finished: two small files, each whole or not there."""
 
-import hashlib
 import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from freshper_lightning.compare.stack import flat
+from freshper_lightning.compare.stack import digest, flat
 from freshper_lightning.errors import ConfigurationError
 
 SHOWN = 3
@@ -36,8 +35,8 @@ class Marker:
         return self._begun.exists()
 
     def digest(self) -> str:
-        """Of the configuration: 16 hexadecimal digits."""
-        return hashlib.sha256(json.dumps(self.config, sort_keys=True).encode()).hexdigest()[:16]
+        """Of the configuration."""
+        return digest(self.config)
 
     def check(self) -> None:
         """Does nothing where the folder is new, or belongs to this configuration.
@@ -68,8 +67,11 @@ class Marker:
         _write(self._finished, {"digest": self.digest(), "seconds": seconds})
 
     def seconds(self) -> float | None:
-        """How long the folder's run took to its end; None where it is not finished."""
-        return float(json.loads(self._finished.read_text())["seconds"]) if self._finished.exists() else None
+        """How long the folder's run took to its end; None where it is not finished, or was of another configuration."""
+        if not self._finished.exists():
+            return None
+        finished = json.loads(self._finished.read_text())
+        return float(finished["seconds"]) if finished["digest"] == self.digest() else None
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

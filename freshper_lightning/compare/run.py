@@ -9,8 +9,9 @@ from typing import Any, TextIO
 
 from freshper_lightning.checkpoint import LAST
 from freshper_lightning.compare.marker import Marker
-from freshper_lightning.compare.processes import Processes, locked
+from freshper_lightning.compare.processes import Processes, RunFailedError, locked
 from freshper_lightning.compare.stack import Recipe, flat, run_options
+from freshper_lightning.errors import ConfigurationError
 
 
 class Job(ABC):
@@ -41,13 +42,18 @@ class Job(ABC):
         """Do it, or what is left of it; returns the seconds that this took.
 
         Raises:
-            RunFailedError: A process of it failed, or another comparison is at it.
+            RunFailedError: A process of it failed, another comparison is at it, or has begun it with another
+                configuration meanwhile.
             StoppedError: The comparison is being stopped.
         """
         start = time.monotonic()
         with locked(self.folder) as lock:
             if self.finished:
                 return 0.0
+            try:
+                self.marker.check()
+            except ConfigurationError as error:
+                raise RunFailedError(str(error)) from error
             self.marker.begin()
             self._work(processes, lock)
             seconds = time.monotonic() - start

@@ -1,10 +1,13 @@
 """From the arms of a comparison to the options of `freshper fit`, and to the configuration that these mean."""
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -44,7 +47,7 @@ class Recipe:
 
 
 def recipes(comparison: Comparison, arms: Sequence[str], folder: Path) -> dict[str, Recipe]:
-    """One for each arm, by name; their settings are written to files in ``folder``.
+    """One for each arm, by name; each whole configuration is written to a file in ``folder``.
 
     Raises:
         ConfigurationError: An arm does not parse, or the arms differ in length or evaluations.
@@ -69,11 +72,20 @@ def warm_start_recipe(comparison: Comparison, warm: WarmStart, folder: Path) -> 
 
 
 def _recipe(key: str, name: str, files: Sequence[str], settings: Sequence[dict[str, Any]], folder: Path) -> Recipe:
-    folder.mkdir(parents=True, exist_ok=True)
-    own = folder / f"{name}.yaml"
-    OmegaConf.save(OmegaConf.merge(*map(OmegaConf.create, settings)), own)
-    options = tuple(part for file in [*files, str(own)] for part in ("-c", file))
-    return Recipe(name, options, resolved(key, options))
+    """Runs read one file of their own, so that nobody changes what they train by changing a file that it came from."""
+    with TemporaryDirectory() as place:
+        own = Path(place) / f"{name}.yaml"
+        OmegaConf.save(OmegaConf.merge(*map(OmegaConf.create, settings)), own)
+        config = resolved(key, [part for file in [*files, str(own)] for part in ("-c", file)])
+    path = folder / f"{name}-{digest(config)}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    OmegaConf.save({key: value for key, value in config.items() if value is not None}, path)
+    return Recipe(name, ("-c", str(path)), config)
+
+
+def digest(config: Mapping[str, Any]) -> str:
+    """Of a configuration: 16 hexadecimal digits."""
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def resolved(key: str, options: Sequence[str]) -> dict[str, Any]:

@@ -10,10 +10,9 @@ from omegaconf import OmegaConf
 
 from freshper_lightning.compare.collect import rows_of
 from freshper_lightning.compare.curves import curves_of
-from freshper_lightning.compare.marker import Marker
 from freshper_lightning.compare.plan import Plan
 from freshper_lightning.compare.run import TrainingJob
-from freshper_lightning.compare.stack import Recipe
+from freshper_lightning.compare.stack import Recipe, digest
 from freshper_lightning.errors import ConfigurationError
 
 CHOSEN = "learning_rates.yaml"
@@ -27,7 +26,7 @@ class Choice:
     results: dict[str, float]
     """Mean result over the seeds of the search, by factor."""
     digest: str
-    """Of the arm's configuration before tuning."""
+    """Of the arm's configuration before tuning, and of the search: runs, seeds, factors and measure."""
 
 
 def trials(plan: Plan) -> dict[str, dict[float, list[TrainingJob]]]:
@@ -50,7 +49,7 @@ def trials(plan: Plan) -> dict[str, dict[float, list[TrainingJob]]]:
 def choose(plan: Plan, finished: Mapping[str, Mapping[float, Sequence[TrainingJob]]]) -> dict[str, Choice]:
     """The rate with the best mean result of each arm; of equal ones the one nearest to the arm's own."""
     return {
-        arm: choice_of(plan.recipes[arm], {factor: _result(plan, runs) for factor, runs in by_factor.items()})
+        arm: choice_of(plan, arm, {factor: _result(plan, runs) for factor, runs in by_factor.items()})
         for arm, by_factor in finished.items()
     }
 
@@ -62,29 +61,32 @@ def _result(plan: Plan, runs: Sequence[TrainingJob]) -> float:
     return float(np.mean([curve.final(comparison.final_window) for curve in curves]))
 
 
-def choice_of(recipe: Recipe, results: Mapping[float, float]) -> Choice:
+def choice_of(plan: Plan, arm: str, results: Mapping[float, float]) -> Choice:
     """Of mean results by factor."""
+    recipe = plan.recipes[arm]
     best = max(results, key=lambda factor: (results[factor], -abs(np.log(factor))))
     shown = {f"{factor:.3g}": round(result, 6) for factor, result in results.items()}
-    return Choice(best * recipe.learning_rate(), shown, _digest(recipe))
+    return Choice(best * recipe.learning_rate(), shown, _digest(plan, recipe))
 
 
-def _digest(recipe: Recipe) -> str:
-    return Marker(Path(), recipe.config).digest()
+def _digest(plan: Plan, recipe: Recipe) -> str:
+    comparison = plan.comparison
+    starts = [plan.training(recipe, seed, Path()).marker.config for seed in comparison.tuning.seeds]
+    measured = (comparison.metric, comparison.mode, comparison.final_window)
+    return digest({"runs": starts, "factors": list(comparison.tuning.factors), "measure": measured})
 
 
 def write_choices(path: Path, choices: Mapping[str, Choice]) -> None:
     """Add to the file, or replace in it, the choices of these arms."""
-    present = OmegaConf.load(path) if path.exists() else OmegaConf.create({})
     unfinished = path.with_suffix(".tmp")
-    OmegaConf.save(OmegaConf.merge(present, {arm: asdict(choice) for arm, choice in choices.items()}), unfinished)
+    OmegaConf.save({**_choices(path), **{arm: asdict(choice) for arm, choice in choices.items()}}, unfinished)
     unfinished.replace(path)
 
 
-def is_chosen(path: Path, recipe: Recipe) -> bool:
-    """Whether the file has the rate of the arm, as it is configured now."""
-    choice = _choices(path).get(recipe.name)
-    return choice is not None and choice["digest"] == _digest(recipe)
+def is_chosen(path: Path, plan: Plan, arm: str) -> bool:
+    """Whether the file has the rate that this search has found for the arm as it is configured now."""
+    choice = _choices(path).get(arm)
+    return choice is not None and choice["digest"] == _digest(plan, plan.recipes[arm])
 
 
 def _choices(path: Path) -> dict[str, dict[str, Any]]:
@@ -94,20 +96,22 @@ def _choices(path: Path) -> dict[str, dict[str, Any]]:
     return {str(arm): choice for arm, choice in found.items()}
 
 
-def tuned(path: Path, found: Mapping[str, Recipe]) -> dict[str, Recipe]:
+def tuned(path: Path, plan: Plan) -> dict[str, Recipe]:
     """The recipes at their chosen rates; as they are where nothing was tuned.
 
     Raises:
-        ConfigurationError: Some arms are tuned and others are not, or an arm has changed since.
+        ConfigurationError: Some arms are tuned and others are not, or an arm or the search has changed since.
     """
+    found = plan.recipes
     if not path.exists():
         return dict(found)
     choices = _choices(path)
     for arm, recipe in found.items():
         if arm not in choices:
             raise ConfigurationError(f"{path} has no learning rate of {arm}: run --tune with it, or remove the file")
-        if choices[arm]["digest"] != _digest(recipe):
+        if choices[arm]["digest"] != _digest(plan, recipe):
             raise ConfigurationError(
-                f"{path}: arms.{arm} has changed since it was tuned: run --tune, or remove the file"
+                f"{path}: arms.{arm}, where it starts or how rates are searched has changed since it was tuned: run"
+                " --tune, or remove the file"
             )
     return {arm: recipe.at(float(choices[arm]["learning_rate"])) for arm, recipe in found.items()}

@@ -21,8 +21,9 @@ class TextArena(gymnasium.Env[str, str]):
 
     Success is a reward of at least 1. What the game says since the last move is the next user message. TextArena draws
     from the global generators of Python and NumPy; here each game has its own states of them, so that games played side
-    by side neither disturb one another nor anything else, and the seed of ``reset`` fixes all that is drawn. Needs the
-    extra ``textarena``.
+    by side do not disturb one another, nor what draws afterwards, and the seed of ``reset`` fixes all that is drawn.
+    What draws from these generators in another thread while a game makes a move draws from the game's. Needs the extra
+    ``textarena``.
 
     Args:
         game: Its id, such as ``GuessTheNumber-v0-raw``; ``-raw`` leaves out wrappers that repeat the conversation.

@@ -302,4 +302,8 @@ def _answers(threads: int) -> Iterator[Callable[[Callable[[], T]], Callable[[], 
         yield lambda work: work
         return
     with ThreadPoolExecutor(threads, thread_name_prefix="environment") as pool:
-        yield lambda work: pool.submit(work).result
+        try:
+            yield lambda work: pool.submit(work).result
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise

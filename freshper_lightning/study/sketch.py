@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 DIMENSION = 2**15
-"""Numbers that are kept of a gradient: an inner product is off by about 1/181 of the product of both norms."""
+"""Numbers that are kept of a gradient: inner products are off by 1/181 to 1/128 of the product of both norms."""
 
 
 class CountSketch:

@@ -12,7 +12,10 @@ import pytest
 
 from freshper_lightning.callbacks.report import read_scalars
 from freshper_lightning.cli import main
-from freshper_lightning.compare.processes import locked
+from freshper_lightning.compare.ledger import Ledger
+from freshper_lightning.compare.plan import Plan
+from freshper_lightning.compare.processes import Processes, RunFailedError, locked
+from freshper_lightning.compare.settings import read_comparison
 from tests.command import ROOT, environment
 from tests.compare.files import edited
 
@@ -133,6 +136,62 @@ def test_a_run_of_a_table_from_elsewhere_is_not_run_again(again, comparison, tmp
     changed = edited(tmp_path / "changed.yaml", KILLED | {"settings": {"data": {"init_args": {"alpha": 0.3}}}})
     with pytest.raises(SystemExit, match=r"evaluations\.csv holds on_policy, seed 0 of another configuration"):
         compare(changed, elsewhere, "--seeds=1")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda lines: lines[:-1], r"without the greedy evaluation of iteration 2; remove the rest of it"),
+        (lambda lines: [*lines, lines[-1]], r"on_policy, seed 0, greedy, update 4 of hash more than once"),
+        (lambda lines: [*lines[:-1], lines[-1][:12]], r"evaluations\.csv, line 13: .* is not an evaluation"),
+        (lambda lines: [*lines, lines[0]], r"evaluations\.csv, line 14: .* is not an evaluation"),
+        (lambda lines: [lines[0].replace(",config", ""), *lines[1:]], r"evaluations\.csv must have the columns task,"),
+    ],
+)
+def test_a_damaged_table_is_refused(again, tmp_path, damage, message):
+    file, folder = again
+    lines = (folder / "evaluations.csv").read_text().splitlines()
+    assert len(lines) == 13
+    (tmp_path / "evaluations.csv").write_text("\n".join(damage(lines)) + "\n")
+    with pytest.raises(SystemExit, match=message):
+        compare(file, tmp_path, "--seeds=1")
+
+
+def test_a_second_comparison_in_the_folder_neither_loses_rows_nor_mixes_configurations(again, tmp_path):
+    file, folder = again
+    comparison = read_comparison(file)
+    plan = Plan(comparison, folder, comparison.chosen(None))
+    one, other = plan.runs(plan.recipes, [0])
+    first, second = (Ledger(tmp_path / "evaluations.csv", "hash") for _ in range(2))
+    first.add([one])
+    second.add([other])
+    assert {row.arm for row in first.rows([one, other])} == {"on_policy", "freshper_50"}
+    changed = read_comparison(
+        edited(tmp_path / "c.yaml", KILLED | {"settings": {"data": {"init_args": {"alpha": 0.3}}}})
+    )
+    before = {path: path.read_bytes() for path in (folder / "settings").iterdir()}
+    elsewhere = Plan(changed, folder, ["on_policy"])
+    (late,) = elsewhere.runs(elsewhere.recipes, [0])
+    assert {path: path.read_bytes() for path in before} == before
+    assert not late.finished
+    with pytest.raises(RunFailedError, match=r"alpha was 0\.6 and is 0\.3"):
+        late(Processes(comparison.limits))
+
+
+def test_a_tuned_comparison_is_searched_once_and_anew_where_the_search_has_changed(tiny_environment, tmp_path, capsys):
+    few = {"tuning": {"seeds": [100], "factors": [1]}, "settings": {"trainer": {"max_epochs": 1}}}
+    file, folder = edited(tmp_path / "compare.yaml", few), tmp_path / "results"
+    compare(file, folder, "--tune")
+    said = capsys.readouterr().out
+    assert "hash: 2 of 2 runs to do" in said
+    assert "on_policy: learning rate 0.01 of {'1': " in said
+    compare(file, folder, "--tune")
+    assert "hash: 0 of 2 runs to do" in capsys.readouterr().out
+    few["tuning"]["factors"] = [1, 2]
+    compare(edited(file, few), folder, "--tune", "--arms", "on_policy")
+    assert "hash: 1 of 2 runs to do" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="freshper_50, where it starts or how rates are searched has changed"):
+        compare(file, folder, "--seeds=1")
 
 
 def test_a_table_keeps_the_runs_of_other_arms(again, capsys):

@@ -1,10 +1,11 @@
 """The rate of an arm is the one with the best mean result, and belongs to the configuration that was tuned."""
 
 import pytest
+from omegaconf import OmegaConf
 
 from freshper_lightning.compare.plan import Plan
 from freshper_lightning.compare.settings import read_comparison
-from freshper_lightning.compare.tuning import choice_of, trials, tuned, write_choices
+from freshper_lightning.compare.tuning import choice_of, is_chosen, trials, tuned, write_choices
 from freshper_lightning.errors import ConfigurationError
 from tests.compare.files import TINY_COMPARISON, edited
 
@@ -25,28 +26,51 @@ def test_every_arm_has_the_same_trials_on_seeds_of_their_own(plan):
 
 
 def test_the_best_result_wins_and_of_equal_ones_the_arm_s_own_rate(plan):
-    recipe = plan.recipes["freshper_50"]
-    assert choice_of(recipe, {1 / 3: 0.2, 1.0: 0.5, 3.0: 0.6}).learning_rate == pytest.approx(0.03)
-    assert choice_of(recipe, {1 / 3: 0.5, 1.0: 0.5, 3.0: 0.5}).learning_rate == pytest.approx(0.01)
-    assert choice_of(recipe, {1 / 3: 0.5, 1.0: 0.5, 3.0: 0.4}).results == {"0.333": 0.5, "1": 0.5, "3": 0.4}
+    assert choice_of(plan, "freshper_50", {1 / 3: 0.2, 1.0: 0.5, 3.0: 0.6}).learning_rate == pytest.approx(0.03)
+    assert choice_of(plan, "freshper_50", {1 / 3: 0.5, 1.0: 0.5, 3.0: 0.5}).learning_rate == pytest.approx(0.01)
+    assert choice_of(plan, "freshper_50", {1 / 3: 0.5, 1.0: 0.5, 3.0: 0.4}).results == {
+        "0.333": 0.5,
+        "1": 0.5,
+        "3": 0.4,
+    }
 
 
 def test_arms_take_the_rates_that_were_chosen_for_them(plan, tmp_path):
     path = tmp_path / "learning_rates.yaml"
-    assert tuned(path, plan.recipes) == plan.recipes
+    assert tuned(path, plan) == plan.recipes
     for arm, best in (("on_policy", 1.0), ("freshper_50", 3.0)):
-        write_choices(path, {arm: choice_of(plan.recipes[arm], {1.0: 0.5, best: 0.6})})
-    rates = {arm: recipe.learning_rate() for arm, recipe in tuned(path, plan.recipes).items()}
+        write_choices(path, {arm: choice_of(plan, arm, {1.0: 0.5, best: 0.6})})
+    rates = {arm: recipe.learning_rate() for arm, recipe in tuned(path, plan).items()}
     assert rates == {"on_policy": 0.01, "freshper_50": 0.03}
-    (option,) = set(tuned(path, plan.recipes)["freshper_50"].options) - set(plan.recipes["freshper_50"].options)
+    (option,) = set(tuned(path, plan)["freshper_50"].options) - set(plan.recipes["freshper_50"].options)
     assert option == "--model.optimizer.init_args.lr=0.03"
 
 
 def test_rates_of_other_arms_and_of_other_configurations_are_refused(plan, tmp_path):
     path = tmp_path / "learning_rates.yaml"
-    write_choices(path, {"on_policy": choice_of(plan.recipes["on_policy"], {1.0: 0.5})})
+    write_choices(path, {"on_policy": choice_of(plan, "on_policy", {1.0: 0.5})})
     with pytest.raises(ConfigurationError, match="has no learning rate of freshper_50: run --tune"):
-        tuned(path, plan.recipes)
-    changed = read_comparison(edited(tmp_path / "c.yaml", {"settings": {"data": {"init_args": {"alpha": 0.1}}}}))
-    with pytest.raises(ConfigurationError, match="on_policy has changed since it was tuned"):
-        tuned(path, Plan(changed, tmp_path, ["on_policy"]).recipes)
+        tuned(path, plan)
+    assert is_chosen(path, plan, "on_policy")
+    assert not is_chosen(path, plan, "freshper_50")
+    for changes in (
+        {"settings": {"data": {"init_args": {"alpha": 0.1}}}},
+        {"tuning": {"factors": [1, 2]}},
+        {"tuning": {"seeds": [101]}},
+        {"mode": "greedy"},
+        {"model": "another"},
+    ):
+        changed = Plan(read_comparison(edited(tmp_path / "c.yaml", changes)), tmp_path, ["on_policy"])
+        assert not is_chosen(path, changed, "on_policy")
+        with pytest.raises(ConfigurationError, match=r"on_policy, where it starts or .* has changed"):
+            tuned(path, changed)
+
+
+def test_a_choice_replaces_the_one_before_as_a_whole(plan, tmp_path):
+    path = tmp_path / "learning_rates.yaml"
+    write_choices(path, {"on_policy": choice_of(plan, "on_policy", {1.0: 0.5, 3.0: 0.6})})
+    write_choices(path, {"freshper_50": choice_of(plan, "freshper_50", {1.0: 0.1})})
+    write_choices(path, {"on_policy": choice_of(plan, "on_policy", {1.0: 0.1, 5.0: 0.2})})
+    found = OmegaConf.load(path)
+    assert found.on_policy.results == {"1": 0.1, "5": 0.2}
+    assert found.freshper_50.results == {"1": 0.1}

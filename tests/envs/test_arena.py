@@ -1,4 +1,5 @@
 import random
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import gymnasium
@@ -57,8 +58,11 @@ def test_equal_seeds_give_equal_games_also_side_by_side():
 def test_a_game_leaves_pythons_global_generator_alone():
     state = random.getstate()
     guesses(TextArena(GUESS), seed=1)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
     with ThreadPoolExecutor(4) as threads:
         told = list(threads.map(lambda seed: guesses(TextArena(GUESS), seed)[0], range(8)))
+    sys.setswitchinterval(interval)
     assert told == [guesses(TextArena(GUESS), seed)[0] for seed in range(8)]
     assert random.getstate() == state
 

@@ -1,4 +1,5 @@
 import logging
+import time
 from dataclasses import replace
 
 import gymnasium
@@ -8,6 +9,7 @@ from gymnasium.spaces import Text
 from transformers import AutoModelForCausalLM
 
 from freshper_lightning.envs.protocol import ReplySpace
+from freshper_lightning.rollout.collector import EpisodePlan
 from freshper_lightning.rollout.seeds import sampling_seed
 from tests.rollout.playing import BORN, ECHO, SLOW, Echo, Slow, plans
 
@@ -287,13 +289,40 @@ def test_environments_play_side_by_side_in_lock_step_where_threads_allow_and_giv
     assert len(found[3]) == 9
 
 
+class FailsInReverse(Slow):
+    """The environments of three groups fail, and the later ones sooner; counts those that were reset."""
+
+    resets = 0
+
+    def reset(self, *, seed=None, options=None):
+        FailsInReverse.resets += 1
+        time.sleep(0.05 * max(103 - seed, 1))
+        if seed != 103:
+            raise OSError(f"no server for instance {seed}")
+        return super(Slow, self).reset(seed=seed)
+
+    def _work(self, what):
+        pass
+
+
+gymnasium.register("freshper-test/FailsInReverse-v0", FailsInReverse)
+
+
 @pytest.mark.parametrize("threads", [1, 4])
-@pytest.mark.parametrize("fails_at", [0, 2])
-def test_what_fails_side_by_side_is_counted_in_order(collector, threads, fails_at):
-    playing = collector(bad_seeds=(101, 102), fails_at=fails_at, max_failure_share=1.0, threads=threads)
-    collection = playing.collect(plans(size=2), BORN)
-    assert [failure.count(f"turn {fails_at}") for failure in collection.failures] == [1] * 4
-    assert [t.seed for t in collection.trajectories] == [100, 100, 103, 103]
+def test_what_fails_side_by_side_is_heard_in_order(collector, threads):
+    playing = collector("freshper-test/FailsInReverse-v0", max_failure_share=1.0, threads=threads)
+    collection = playing.collect(plans(size=1), BORN)
+    assert [failure[-3:] for failure in collection.failures] == ["100", "101", "102"]
+    assert [t.seed for t in collection.trajectories] == [103]
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_too_many_failures_stop_what_has_not_begun(collector, threads):
+    FailsInReverse.resets = 0
+    playing = collector("freshper-test/FailsInReverse-v0", max_failure_share=0.0, threads=threads)
+    with pytest.raises(RuntimeError, match="1 of 32 episodes"):
+        playing.collect([EpisodePlan(i, 0, 100, (0, i)) for i in range(32)], BORN)
+    assert FailsInReverse.resets <= 2 * threads
 
 
 def test_progress_adds_up_to_the_number_of_episodes(collector):
