@@ -21,7 +21,8 @@ def normalize(text: str) -> str:
     text of nothing but articles keeps them, so that "A" is an answer of its own and not the empty one.
     """
     lower = unicodedata.normalize("NFC", text).lower()
-    plain = "".join(character for character in lower if not _is_punctuation(character))
+    kept = "".join(character for character in lower if not _is_punctuation(character))
+    plain = unicodedata.normalize("NFC", kept)  # an accent may have stood behind what is gone
     return " ".join(_ARTICLES.sub(" ", plain).split() or plain.split())
 
 
