@@ -1,7 +1,7 @@
 import string
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from torchmetrics.text import SQuAD
 
