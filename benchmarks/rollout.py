@@ -12,7 +12,7 @@ import platform
 import random
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typing_extensions import override
 
 from benchmarks import rows
-from benchmarks.machine import commit
+from benchmarks.machine import same_commit
 from benchmarks.pages import put_between, table
 from freshper_lightning.envs.frozen_lake import FrozenLake
 from freshper_lightning.rollout.collector import Collector, EnvironmentConfig, Play
@@ -123,12 +123,13 @@ def main() -> None:
     config = EngineConfig(options.engine, max_model_len=1024, max_batch_size=ENVIRONMENTS, kv_cache_mib=1024)
     engine = build_engine(config, options.model, seed=0, device="cpu")
     weights = list(AutoModelForCausalLM.from_pretrained(options.model).named_parameters())
-    found = [row for seconds in options.seconds for row in compare(options, engine, weights, seconds)]
+    with same_commit() as measured:
+        for seconds in options.seconds:
+            for line in compare(options, engine, weights, seconds, measured):
+                others = [row for row in rows.read(options.table, Row) if row.case != line.case]
+                rows.write(options.table, [*others, line])
     engine.close()
-    cases = {row.case for row in found}
-    found = [row for row in rows.read(options.table, Row) if row.case not in cases] + found
-    rows.write(options.table, found)
-    put_between(options.page, {"throughput": page(found)}, BEGIN, END)
+    put_between(options.page, {"throughput": page(rows.read(options.table, Row))}, BEGIN, END)
 
 
 def page(found: Iterable[Row]) -> str:
@@ -148,9 +149,14 @@ def page(found: Iterable[Row]) -> str:
     return table(columns, lines)
 
 
-def compare(options: argparse.Namespace, engine: RolloutEngine, weights: list[Any], seconds: float) -> list[Row]:
-    """One row for each way to play, each against the engine on the same requests."""
-    found = []
+def compare(
+    options: argparse.Namespace,
+    engine: RolloutEngine,
+    weights: list[Any],
+    seconds: float,
+    measured: Callable[[], str],
+) -> Iterator[Row]:
+    """One row for each way to play, each against the engine on the same requests, as soon as it is measured."""
     ways: tuple[Play, ...] = ("lock_step", "streaming")
     for play in ways:
         shares, speeds, tokens = [], [], 0
@@ -170,9 +176,10 @@ def compare(options: argparse.Namespace, engine: RolloutEngine, weights: list[An
             alone = time.perf_counter() - start
             speeds.append(tokens / played)
             shares.append(tokens / played / (own / alone))
-        found.append(row(options, play, seconds, tokens, statistics.median(speeds), statistics.median(shares)))
-        print(found[-1], flush=True)
-    return found
+        speed, share = statistics.median(speeds), statistics.median(shares)
+        line = row(options, play, seconds, tokens, speed, share, measured())
+        print(line, flush=True)
+        yield line
 
 
 def make_collector(options: argparse.Namespace, engine: Any, play: Play, seconds: float) -> Collector:
@@ -194,7 +201,9 @@ def forget(engine: RolloutEngine, weights: list[Any]) -> None:
     engine.load_weights(iter(weights), engine.weight_version + 1)
 
 
-def row(options: argparse.Namespace, play: str, seconds: float, tokens: int, speed: float, share: float) -> Row:
+def row(
+    options: argparse.Namespace, play: str, seconds: float, tokens: int, speed: float, share: float, commit: str
+) -> Row:
     """One line of the table."""
     return Row(
         model=options.model.name,
@@ -210,7 +219,7 @@ def row(options: argparse.Namespace, play: str, seconds: float, tokens: int, spe
         repetitions=options.repetitions,
         threads=os.environ.get("OMP_NUM_THREADS", str(os.cpu_count())),
         machine=platform.machine(),
-        commit=commit(),
+        commit=commit,
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.machine import commit, machine
+from benchmarks.machine import machine, same_commit
 from benchmarks.pages import target_table
 from benchmarks.replay import page, table
 from benchmarks.replay.buffers import BUFFERS, maker
@@ -65,10 +65,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _measured(size: int, name: str, options: argparse.Namespace) -> list[Row]:
     payload = LONG if size <= LARGEST_OF_LONG else SHORT
     effort = Effort(repetitions=options.repetitions, budget=options.budget, limit=options.limit)
-    watch, size_of_one = measure(maker(name, size), size, make_batches(payload, DIFFERENT_BATCHES), effort)
-    about = Row(
-        size, payload.tokens, name, BYTES, size_of_one, None, None, None, 1, effort.limit, commit(), machine(*PACKAGES)
-    )
+    with same_commit() as measured:
+        watch, size_of_one = measure(maker(name, size), size, make_batches(payload, DIFFERENT_BATCHES), effort)
+    where = measured(), machine(*PACKAGES)
+    about = Row(size, payload.tokens, name, BYTES, size_of_one, None, None, None, 1, effort.limit, *where)
     return [*(_row(watch, operation, about) for operation in OPERATIONS if watch.knows(operation)), about]
 
 

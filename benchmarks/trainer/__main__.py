@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import rows
-from benchmarks.machine import commit, processor
+from benchmarks.machine import processor, same_commit
 from benchmarks.trainer import page, task
 from benchmarks.trainer.cases import ENGINES, TRL, Case, cases
 from benchmarks.trainer.ragged import sample
@@ -82,7 +82,8 @@ def _require(runs: Sequence[tuple[str, Case, int]], options: argparse.Namespace)
 def _measured(model: str, case: Case, repetition: int, options: argparse.Namespace) -> Row:
     job = _job(model, case, options)
     load = os.getloadavg()[0]
-    outcome = _in_another_process(job, options)
+    with same_commit() as measured:
+        outcome = _in_another_process(job, options)
     middle = outcome.middle()
     return Row(
         model=model,
@@ -103,7 +104,7 @@ def _measured(model: str, case: Case, repetition: int, options: argparse.Namespa
         threads=options.threads,
         load=round(load, 2),
         seed=job.seed,
-        commit=commit(),
+        commit=measured(),
         versions=outcome.versions,
         machine=f"{os.cpu_count()} x {processor()}",
     )

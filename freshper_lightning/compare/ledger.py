@@ -7,6 +7,7 @@ from pathlib import Path
 
 from freshper_lightning.compare.collect import Row, read_table, rows_of, write_table
 from freshper_lightning.compare.run import TrainingJob
+from freshper_lightning.compare.settings import MODES
 from freshper_lightning.errors import ConfigurationError
 
 Runs = dict[tuple[str, str, int], list[Row]]
@@ -95,7 +96,7 @@ def _missing(rows: Sequence[Row], run: TrainingJob) -> str:
     evaluation, iterations = run.recipe.config["evaluation"], run.recipe.config["trainer"]["max_epochs"]
     every = evaluation["every_n_iterations"]
     expected = {*range(every, iterations + 1, every), *([0] if evaluation["at_start"] else [])}
-    for mode in evaluation["modes"] or ("sampled", "greedy"):
+    for mode in evaluation["modes"] or MODES:
         lost = sorted(expected - {row.iteration for row in rows if row.mode == mode})
         if lost:
             return f"the {mode} evaluation of iteration {lost[0]}"

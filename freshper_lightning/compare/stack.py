@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from freshper_lightning.cli import main
-from freshper_lightning.compare.settings import Comparison, WarmStart
+from freshper_lightning.compare.settings import MODES, Comparison, WarmStart
 from freshper_lightning.errors import ConfigurationError
 
 LEARNING_RATE = "model.optimizer.init_args.lr"
@@ -117,7 +117,7 @@ def _require_evaluations(comparison: Comparison, recipe: Recipe) -> None:
     every = evaluation["every_n_iterations"]
     if every is None:
         raise ConfigurationError("settings.evaluation.every_n_iterations must be given")
-    modes = evaluation["modes"] or ["sampled", "greedy"]
+    modes = evaluation["modes"] or MODES
     if comparison.mode not in modes:
         raise ConfigurationError(f"mode={comparison.mode} must be one of settings.evaluation.modes={modes}")
     if iterations < every * comparison.final_window:

@@ -12,6 +12,7 @@ from freshper_lightning.compare.settings import Comparison
 from freshper_lightning.compare.stack import Recipe
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.study import table
+from freshper_lightning.study.sketch import DIMENSION
 from freshper_lightning.study.staleness import staleness
 
 STUDIES = ("ess",)
@@ -85,5 +86,6 @@ def _study(plan: Plan, recipe: Recipe, seed: int, marker: Marker, processes: Pro
 def _marker(plan: Plan, recipe: Recipe, seed: int) -> Marker:
     start = plan.start(seed)
     content = start if isinstance(start, str) else start.content
-    found = {"seed": seed, "start": content, "fit": recipe.config, "groups": plan.comparison.study.groups}
+    measured = {"groups": plan.comparison.study.groups, "sketch": DIMENSION}
+    found = {"seed": seed, "start": content, "fit": recipe.config} | measured
     return Marker(plan.folder / "study" / f"seed-{seed}", found)

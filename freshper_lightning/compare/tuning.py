@@ -1,12 +1,14 @@
 """The same search of the learning rate for every arm, on seeds that the table does not have."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from freshper_lightning.compare.collect import rows_of
 from freshper_lightning.compare.curves import curves_of
@@ -90,9 +92,20 @@ def is_chosen(path: Path, plan: Plan, arm: str) -> bool:
 
 
 def _choices(path: Path) -> dict[str, dict[str, Any]]:
-    """What :func:`write_choices` wrote; nothing where there is no file."""
-    found = OmegaConf.to_container(OmegaConf.load(path)) if path.exists() else {}
-    assert isinstance(found, dict)
+    """What :func:`write_choices` wrote; nothing where there is no file.
+
+    Raises:
+        ConfigurationError: The file is damaged.
+    """
+    if not path.exists():
+        return {}
+    try:
+        found = OmegaConf.to_container(OmegaConf.load(path))
+    except (OSError, OmegaConfBaseException, YAMLError) as error:
+        raise ConfigurationError(f"{path} cannot be read: remove it, or run --tune in another --folder") from error
+    keys = {field.name for field in fields(Choice)}
+    if not isinstance(found, dict) or any(not isinstance(one, dict) or set(one) != keys for one in found.values()):
+        raise ConfigurationError(f"{path} must have {', '.join(sorted(keys))} of each arm: remove it, or restore it")
     return {str(arm): choice for arm, choice in found.items()}
 
 

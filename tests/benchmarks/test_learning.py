@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import learning, rollout, rows
+from benchmarks import learning, machine, rollout, rows
 from benchmarks.learning import Row
 
 
@@ -59,3 +59,12 @@ def test_the_table_of_play_has_a_line_for_each_way():
     shown = {"environments": 64, "turns": 8, "max_tokens": 16, "repetitions": 3, "threads": "2", "machine": "m"}
     line = rollout.Row("tiny", "vllm", "streaming", "0.1", 8192, 1234, 0.914, **shown, commit="c")
     assert "| tiny | vllm | 0.1 | streaming | 1,234 | 0.91 |" in rollout.page([line])
+
+
+def test_a_measurement_belongs_to_the_commit_that_it_began_with(monkeypatch):
+    for seen, said in ((["a", "a"], "a"), (["a", "b"], "a, changed"), (["a, changed", "b"], "a, changed")):
+        commits = iter(seen)
+        monkeypatch.setattr(machine, "commit", lambda commits=commits: next(commits))
+        with machine.same_commit() as measured:
+            pass
+        assert measured() == said

@@ -66,6 +66,14 @@ def test_rates_of_other_arms_and_of_other_configurations_are_refused(plan, tmp_p
             tuned(path, changed)
 
 
+@pytest.mark.parametrize("text", ["nothing", "[1, 2]", "on_policy: 0.1", "on_policy: {learning_rate: 0.1}", "a: {b: ["])
+def test_a_damaged_file_of_rates_is_refused_in_words(plan, tmp_path, text):
+    path = tmp_path / "learning_rates.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match=r"learning_rates\.yaml (cannot be read|must have digest)"):
+        tuned(path, plan)
+
+
 def test_a_choice_replaces_the_one_before_as_a_whole(plan, tmp_path):
     path = tmp_path / "learning_rates.yaml"
     write_choices(path, {"on_policy": choice_of(plan, "on_policy", {1.0: 0.5, 3.0: 0.6})})
