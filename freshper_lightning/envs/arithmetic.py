@@ -20,6 +20,8 @@ INSTRUCTION = (
     "End with the result as <answer>number</answer>."
 )
 
+MAX_DRAWS = 1000
+
 _INTEGER = re.compile(r"-?[0-9]{1,9}")
 
 
@@ -51,12 +53,19 @@ def draw_calculation(terms: int, largest: int, rng: np.random.Generator, parity:
     """Draw ``terms`` numbers from 1 to ``largest`` and, except for the first, their signs, all uniformly.
 
     With a ``parity``, calculations of the other one are drawn again.
+
+    Raises:
+        ValueError: None of that parity came; the numbers are too few.
     """
-    while True:
+    for _ in range(MAX_DRAWS):
         signs = np.concatenate([[1], rng.choice([-1, 1], size=terms - 1)])
         calculation = Calculation(tuple(int(number) for number in signs * rng.integers(1, largest + 1, size=terms)))
         if parity in (None, calculation.parity()):
             return calculation
+    raise ValueError(
+        f"terms={terms}, largest={largest} must be larger: of so few calculations none is for "
+        f"{'training' if parity == 0 else 'evaluation'}"
+    )
 
 
 class Arithmetic(QuestionEnv):
@@ -79,6 +88,8 @@ class Arithmetic(QuestionEnv):
             raise ValueError(f"terms must be at least 2, not {terms}")
         if not 2 <= largest <= 10**6:
             raise ValueError(f"largest must be in [2, 1000000], not {largest}")
+        for parity in (0, 1):
+            draw_calculation(terms, largest, np.random.default_rng(0), parity)
         self.terms, self.largest = terms, largest
         self.calculation: Calculation
         super().__init__(INSTRUCTION, attempts, longest=terms * (len(str(largest)) + 3))

@@ -15,6 +15,9 @@ from freshper_lightning.envs.protocol import spoken
 PLAYER, FROZEN, HOLE, GOAL = "P", "_", "O", "G"
 PLAYER_IN_HOLE, PLAYER_ON_GOAL = "X", "√"
 
+MAX_DRAWS = 10_000
+"""Maps that are drawn for one lake before its settings are taken to be impossible."""
+
 _PLAYER = Figure(BLUE, 0.6)
 _HOLE = Figure(BLACK, 0.9)
 
@@ -62,13 +65,20 @@ def draw_lake(size: int, hole_probability: float, rng: np.random.Generator, pari
     """Draw cells, start and goal independently and uniformly, again and again until the goal can be reached.
 
     With a ``parity``, lakes of the other one are drawn again as well.
+
+    Raises:
+        ValueError: None of that parity came; maps of this kind are too few.
     """
-    while True:
+    for _ in range(MAX_DRAWS):
         holes = {(int(row), int(column)) for row, column in np.argwhere(rng.random((size, size)) < hole_probability)}
         start, goal = (divmod(int(index), size) for index in rng.choice(size * size, size=2, replace=False))
         lake = Lake(size, frozenset(holes - {start, goal}), start, goal)
         if start in lake.distances() and parity in (None, lake.parity()):
             return lake
+    raise ValueError(
+        f"size={size}, hole_probability={hole_probability}: no map of {'training' if parity == 0 else 'evaluation'} in "
+        f"{MAX_DRAWS} draws; a larger size has more maps, a smaller hole_probability more ways to the goal"
+    )
 
 
 class FrozenLake(GridGame):
@@ -110,6 +120,8 @@ class FrozenLake(GridGame):
             raise ValueError(f"size must be at least 2, not {size}")
         if not 0 <= hole_probability <= 1:
             raise ValueError(f"hole_probability must be in [0, 1], not {hole_probability}")
+        for parity in (0, 1):
+            draw_lake(size, hole_probability, np.random.default_rng(0), parity)
         self.size, self.hole_probability, self.slippery = size, hole_probability, slippery
         self.lake: Lake
         self.player: Cell

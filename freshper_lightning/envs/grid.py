@@ -97,7 +97,7 @@ class GridGame(gymnasium.Env[str, str], ABC):
     @property
     def over(self) -> bool:
         """Whether the episode has ended; only :meth:`reset` goes on from there."""
-        return self.won or self.lost or self.turns_left == 0
+        return self.won or self.lost or self.turns_left <= 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Set up the instance that ``seed`` determines and return instruction and map."""
@@ -121,7 +121,7 @@ class GridGame(gymnasium.Env[str, str], ABC):
         terminated = self.won or self.lost
         info = {"valid": move is not None, "effective": self.position != before, "success": self.won}
         observation = f"Reward: {reward:g}\n{self._board()}"
-        return observation, reward, terminated, not terminated and self.turns_left == 0, info
+        return observation, reward, terminated, not terminated and self.turns_left <= 0, info
 
     def render(self) -> str | Frame:
         """The map: an RGB frame, or one line per row with cells separated by blanks."""

@@ -23,17 +23,18 @@ class GymText(gymnasium.Env[str, str]):
 
     A reply names its action in the first ``<answer>`` tag: one of ``actions`` for a discrete action space, any text of
     the space for a text space. An invalid reply costs a turn, at reward 0. The policy is told what ``describe`` says,
-    else an observation that is text, else what the environment renders as ``ansi`` (highlighted cells in brackets),
-    else the printed observation. Seeds of training and evaluation never meet, but instances may: an environment with
-    few of them, or one, holds nothing out.
+    else an observation that is text, else what the environment renders as ``ansi`` (highlighted cells in brackets,
+    whatever their color), else the printed observation. Seeds of training and evaluation never meet, but instances may:
+    an environment with few of them, or one, holds nothing out.
 
     Args:
         env_id: Id of the registered environment; ``module:Name-v0`` imports the module first.
         kwargs: Arguments of the environment.
         instruction: The rules, above the first observation; the names of the actions are added.
-        actions: Name of each discrete action in order; their numbers by default.
+        actions: Name of each discrete action in order, without white space around it; their numbers by default.
         max_turns: Replies per episode, at least 1; what the environment itself allows may be less.
-        success_return: Return from which on an episode is a success; without it, what the environment's ``info`` says.
+        success_return: Return from which on an episode is a success, whatever ends it; without it, what the
+            environment's ``info`` says.
         describe: Import path of a function (environment, observation) -> text.
 
     Raises:
@@ -78,7 +79,7 @@ class GymText(gymnasium.Env[str, str]):
         Raises:
             gymnasium.error.ResetNeeded: The episode is over.
         """
-        if self.turns_left == 0:
+        if self.turns_left <= 0:
             raise gymnasium.error.ResetNeeded("the episode is over; call reset")
         chosen = self._chosen(action)
         self.turns_left -= 1
@@ -88,7 +89,7 @@ class GymText(gymnasium.Env[str, str]):
             observation, given, terminated, truncated, info = self.env.step(chosen)
             reward, self._shown = float(given), self._describe(self.env, observation)
         self.total += reward
-        truncated = truncated or (not terminated and self.turns_left == 0)
+        truncated = truncated or (not terminated and self.turns_left <= 0)
         if terminated or truncated:
             self.turns_left = 0
         told = f"Reward: {reward:g}\n{self._shown}" if chosen is not None else f"No action in the reply.\n{self._shown}"
@@ -144,7 +145,9 @@ def _action_names(space: Any, actions: list[str] | None) -> tuple[str, ...] | No
     if not isinstance(space, Discrete):
         raise ValueError(f"action space {space} with actions={actions}: must be Discrete, or Text and without actions")
     names = tuple(actions or map(str, range(int(space.start), int(space.start + space.n))))
-    if len({name.strip().casefold() for name in names}) != space.n or len(names) != space.n:
+    if not all(isinstance(name, str) and name == name.strip() for name in names):
+        raise ValueError(f"actions={list(names)} must be texts (in quotes: '1', 'yes') without white space around them")
+    if len({name.casefold() for name in names}) != space.n or len(names) != space.n:
         raise ValueError(f"actions={list(names)} must be {space.n} different names")
     return names
 

@@ -6,7 +6,8 @@ import inspect
 import re
 import string
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeAlias
+from types import UnionType
+from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
@@ -62,7 +63,8 @@ def make_text_env(env_id: str, kwargs: Mapping[str, Any]) -> TextEnv:
     """Make the registered gymnasium environment ``env_id`` (or ``module:id``) after checking that it speaks text.
 
     Raises:
-        ValueError: The id is not registered, an argument is not one of the environment's, or a space is not text.
+        ValueError: The id is not registered, an argument is not one of the environment's or of another type than its
+            constructor says, or a space is not text.
     """
     spec = _find_spec(env_id)
     creator = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
@@ -73,6 +75,7 @@ def make_text_env(env_id: str, kwargs: Mapping[str, Any]) -> TextEnv:
     except TypeError as error:
         allowed = ", ".join(inspect.signature(creator).parameters) or "none"
         raise ValueError(f"environment {env_id} cannot be made: {error}; its arguments are: {allowed}") from error
+    _check_types(env_id, creator, kwargs)
     env = gymnasium.make(env_id, disable_env_checker=True, **kwargs)
     for name, space in ((name, getattr(env, name, None)) for name in ("observation_space", "action_space")):
         if not isinstance(space, Text):
@@ -82,6 +85,34 @@ def make_text_env(env_id: str, kwargs: Mapping[str, Any]) -> TextEnv:
                 "are user messages and actions are replies (wrap the environment to write and read text)"
             )
     return env
+
+
+_PLAIN: dict[Any, tuple[type, ...]] = {
+    int: (int,),
+    float: (int, float),
+    bool: (bool,),
+    str: (str,),
+    type(None): (type(None),),
+}
+"""What a config file may give for an annotation."""
+
+
+def _check_types(env_id: str, creator: Any, kwargs: Mapping[str, Any]) -> None:
+    """Refuse a value of another type than the constructor's annotation, as far as that is made of plain types."""
+    try:
+        hints = get_type_hints(creator.__init__ if inspect.isclass(creator) else creator)
+    except (NameError, TypeError, AttributeError):  # an annotation that only its author's type checker can read
+        return
+    for name, value in kwargs.items():
+        hint = hints.get(name)
+        options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        if all(option in _PLAIN for option in options) and not any(_fits(value, option) for option in options):
+            allowed = " or ".join("null" if option is type(None) else option.__name__ for option in options)
+            raise ValueError(f"environment {env_id} cannot be made: {name}={value!r} must be of type {allowed}")
+
+
+def _fits(value: object, option: type) -> bool:
+    return isinstance(value, _PLAIN[option]) and (option is bool or not isinstance(value, bool))
 
 
 def _find_spec(env_id: str) -> EnvSpec:

@@ -84,19 +84,19 @@ class QuestionEnv(gymnasium.Env[str, str]):
         Raises:
             gymnasium.error.ResetNeeded: No attempt is left, or the question has been answered.
         """
-        if self.attempts_left == 0:
+        if self.attempts_left <= 0:
             raise gymnasium.error.ResetNeeded("the question has been answered; call reset")
         answer = self.read(action)
         score = 0.0 if answer is None else self.score(answer)
         success = score == 1
         self.attempts_left = 0 if success else self.attempts_left - 1
-        over = self.attempts_left == 0
+        over = self.attempts_left <= 0
         reward = score if over else 0.0
         info = {"valid": answer is not None, "success": success}
         return self._feedback(reward, info["valid"]), reward, over, False, info
 
     def _feedback(self, reward: float, valid: bool) -> str:
-        if self.attempts_left == 0:
+        if self.attempts_left <= 0:
             return f"Reward: {reward:g}"
         verdict = "That is not right." if valid else "There was no answer in the form asked for."
         return f"Reward: {reward:g}\n{verdict} Attempts left: {self.attempts_left}"

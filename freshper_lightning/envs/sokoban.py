@@ -9,7 +9,7 @@ from freshper_lightning.envs.frames import BLUE, BROWN, GRAY, GREEN, RED, WHITE,
 from freshper_lightning.envs.grid import REPLY_RULE, Cell, GridGame, imperfect_play, isolate
 from freshper_lightning.envs.protocol import spoken
 from freshper_lightning.envs.sokoban_generator import LevelSettings, draw_level, solutions
-from freshper_lightning.envs.sokoban_levels import Level, read_xsb
+from freshper_lightning.envs.sokoban_levels import Level, read_xsb, within_walls
 
 SYMBOLS = {
     xsb.WALL: "#",
@@ -49,7 +49,7 @@ class Sokoban(GridGame):
         render_mode: ``rgb_array``, ``ansi`` or nothing.
 
     Raises:
-        ValueError: An argument is out of range or the file holds no levels; the message names it.
+        ValueError: An argument is out of range, there is no such level or the file holds none; the message names it.
     """
 
     pictures: ClassVar = {
@@ -79,6 +79,8 @@ class Sokoban(GridGame):
         if not self.levels:
             longest = max_turns if max_moves is None else max_moves
             self.settings = LevelSettings(rows, columns, boxes, min_moves, longest)
+            for parity in (0, 1):
+                draw_level(self.settings, parity)
         self.level: Level
         cells = max((level.layout.rows * level.layout.columns for level in self.levels), default=rows * columns)
         super().__init__(max_turns, cells, render_mode)
@@ -97,8 +99,8 @@ class Sokoban(GridGame):
 
     @property
     def instances(self) -> frozenset[str]:
-        """The levels of the file, each as XSB text; empty where levels are generated."""
-        return frozenset("\n".join(level.rows()) for level in self.levels)
+        """The levels of the file, each as XSB text within its outer walls; empty where levels are generated."""
+        return frozenset("\n".join(within_walls(level)) for level in self.levels)
 
     @property
     def position(self) -> Cell:

@@ -177,4 +177,8 @@ def draw_level(settings: LevelSettings, seed: int) -> Level:
             level = table.level(position)
             if level.parity() == seed % 2:
                 return level
-    raise ValueError(f"no level with {settings} among {MAX_LAYOUTS} layouts; ask for shorter solutions")
+    raise ValueError(
+        f"no level of rows={settings.rows}, columns={settings.columns}, boxes={settings.boxes} with a shortest "
+        f"solution of min_moves={settings.min_moves} to max_moves={settings.max_moves} moves among {MAX_LAYOUTS} "
+        "layouts; fewer moves or a larger level may give some"
+    )

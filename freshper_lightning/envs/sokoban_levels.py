@@ -151,6 +151,15 @@ def _is_map_row(line: str) -> bool:
     return WALL in line and set(line) <= set(XSB_SYMBOLS + FLOOR_ALIASES)
 
 
+def within_walls(level: Level) -> list[str]:
+    """The smallest rectangle of :meth:`Level.rows` with everything but walls in it: the same however wide those are."""
+    rows = level.rows()
+    for _ in range(2):  # rows, then columns, which are the rows of the transpose
+        inside = [number for number, row in enumerate(rows) if set(row) != {WALL}]
+        rows = ["".join(column) for column in zip(*rows[inside[0] : inside[-1] + 1], strict=True)]
+    return rows
+
+
 def write_xsb(path: str | Path, levels: Iterable[Level]) -> None:
     """Write ``levels`` so that :func:`read_xsb` gives the same ones back, each under its number as a comment."""
     blocks = ("\n".join([f"; {number}", *level.rows()]) for number, level in enumerate(levels, start=1))

@@ -104,7 +104,12 @@ def test_digits_are_tokens_of_their_own_in_a_small_vocabulary():
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [({"terms": 1}, "terms must be at least 2"), ({"largest": 1}, "largest must be in"), ({"attempts": 0}, "attempts")],
+    [
+        ({"terms": 1}, "terms must be at least 2"),
+        ({"largest": 1}, "largest must be in"),
+        ({"attempts": 0}, "attempts"),
+        ({"terms": 2, "largest": 3}, "terms=2, largest=3 must be larger: .* none is for evaluation"),
+    ],
 )
 def test_an_argument_out_of_range_is_refused_by_name(arguments, message):
     with pytest.raises(ValueError, match=message):

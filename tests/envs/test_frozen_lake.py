@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from freshper_lightning.envs import frozen_lake
 from freshper_lightning.envs.frozen_lake import ISOLATE, FrozenLake, Lake, corpus, demonstrate, draw_lake
 from freshper_lightning.envs.grid import ACTIONS, MOVES
 from freshper_lightning.policy.tiny import train_tokenizer
@@ -205,6 +206,12 @@ def test_everything_said_lies_in_the_declared_spaces(kwargs):
 def test_arguments_out_of_range_are_refused_by_name(kwargs, message):
     with pytest.raises(ValueError, match=message):
         FrozenLake(**kwargs)
+
+
+def test_settings_that_give_next_to_no_map_are_refused_by_name(monkeypatch):
+    monkeypatch.setattr(frozen_lake, "MAX_DRAWS", 2)
+    with pytest.raises(ValueError, match=r"size=40, hole_probability=1: no map of training in 2 draws"):
+        FrozenLake(size=40, hole_probability=1)
 
 
 @given(st.integers(0, 10_000))

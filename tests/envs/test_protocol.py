@@ -68,6 +68,32 @@ def test_an_unknown_argument_is_refused_with_the_known_ones():
         make_text_env("freshper/FrozenLake-v0", {"holes": 0.1})
 
 
+@pytest.mark.parametrize(
+    ("env_id", "kwargs", "message"),
+    [
+        ("FrozenLake", {"max_turns": 2.5}, r"FrozenLake-v0 cannot be made: max_turns=2\.5 must be of type int"),
+        ("FrozenLake", {"max_turns": float("nan")}, "max_turns=nan must be of type int"),
+        ("FrozenLake", {"max_turns": None}, "max_turns=None must be of type int"),
+        ("FrozenLake", {"size": "4"}, "size='4' must be of type int"),
+        ("FrozenLake", {"size": True}, "size=True must be of type int"),
+        ("FrozenLake", {"slippery": "false"}, "slippery='false' must be of type bool"),
+        ("FrozenLake", {"hole_probability": "0.2"}, r"hole_probability='0\.2' must be of type float"),
+        ("Sokoban", {"max_moves": 9.5}, r"max_moves=9\.5 must be of type int or null"),
+        ("Sokoban", {"levels": 3}, "levels=3 must be of type str or null"),
+        ("CliffWalking", {"max_turns": 1e2}, "max_turns=100.0 must be of type int"),
+        ("Arithmetic", {"attempts": 1.5}, r"attempts=1\.5 must be of type int"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused_with_the_right_one(env_id, kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        make_text_env(f"freshper/{env_id}-v0", kwargs)
+
+
+def test_what_an_argument_allows_is_accepted():
+    assert make_text_env("freshper/FrozenLake-v0", {"hole_probability": 0, "slippery": True, "render_mode": None})
+    assert make_text_env("freshper/Sokoban-v0", {"max_moves": None, "max_turns": 12})
+
+
 @pytest.mark.parametrize("name", ["Numbers", "Buttons"])
 def test_an_environment_that_does_not_speak_text_is_refused(name):
     space = "observation_space" if name == "Numbers" else "action_space"

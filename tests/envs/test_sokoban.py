@@ -5,7 +5,7 @@ import pytest
 
 from freshper_lightning.envs.sokoban import Sokoban, demonstrate
 from freshper_lightning.envs.sokoban_generator import LevelSettings, draw_level
-from freshper_lightning.envs.sokoban_levels import parse_level, write_xsb
+from freshper_lightning.envs.sokoban_levels import parse_level, within_walls, write_xsb
 from tests.envs.grids import answer, board
 
 HARD = {"rows": 10, "columns": 10, "boxes": 2, "min_moves": 15, "max_turns": 50}
@@ -137,8 +137,16 @@ def test_levels_of_a_file_are_drawn_uniformly_by_seed(tmp_path):
     assert (np.bincount(drawn) > 25).all()
     env.reset(seed=0)
     assert levels.index(env.level) == drawn[0]
-    assert env.instances == {"\n".join(level.rows()) for level in levels}
+    assert env.instances == {"\n".join(within_walls(level)) for level in levels}
     assert not Sokoban().instances
+
+
+def test_a_level_is_the_same_instance_whatever_surrounds_it(tmp_path):
+    drawings = ("#####\n#@$.#\n#####", "  #####\n  #@$.##\n  ######", "#######\n#######\n##@$.##\n#######")
+    for number, drawing in enumerate(drawings):
+        (tmp_path / f"{number}.xsb").write_text(drawing)
+    names = [Sokoban(levels=str(tmp_path / f"{number}.xsb")).instances for number in range(3)]
+    assert names == [{"@$."}] * 3
 
 
 def test_a_file_that_cannot_be_read_or_played_is_refused_by_name(tmp_path):
@@ -156,6 +164,7 @@ def test_a_file_that_cannot_be_read_or_played_is_refused_by_name(tmp_path):
         ({"boxes": 5}, "boxes.*5"),
         ({"max_moves": 11}, "max_moves.*max_turns 10.*11"),
         ({"min_moves": 11}, "min_moves.*11"),
+        ({"rows": 5, "columns": 5, "min_moves": 45, "max_turns": 50}, "rows=5, columns=5, boxes=1.*min_moves=45"),
     ],
 )
 def test_arguments_out_of_range_are_refused_by_name(kwargs, message):
