@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from freshper_lightning.envs.grid import ACTIONS, Cell, beside
+from freshper_lightning.text_file import read_lines
 
 Cells: TypeAlias = frozenset[Cell]
 
@@ -128,9 +129,8 @@ def read_xsb(path: str | Path) -> tuple[Level, ...]:
     Raises:
         ValueError: The file is not there, has no level, or one that is none; the message names file and line.
     """
-    if not Path(path).is_file():
-        raise ValueError(f"levels={str(path)!r} is not a file; it must be a file of Sokoban levels in XSB format")
-    levels = tuple(_parse_file(str(path), Path(path).read_text(encoding="utf-8").splitlines()))
+    lines = [line.rstrip("\n") for line in read_lines(path, "levels", "a file of Sokoban levels in XSB format")]
+    levels = tuple(_parse_file(str(path), lines))
     if not levels:
         raise ValueError(f"levels={str(path)!r} holds no level in XSB format")
     return levels
@@ -144,7 +144,18 @@ def _parse_file(path: str, lines: list[str]) -> Iterator[Level]:
         try:
             yield parse_level(line for _, line in numbered)
         except ValueError as error:
-            raise ValueError(f"levels={path!r}, from line {numbered[0][0]}: {error}") from error
+            first, last = numbered[0][0], numbered[-1][0]
+            left_out = "".join(_left_out(lines, number) for number in (first - 1, last + 1))
+            raise ValueError(f"levels={path!r}, from line {first}: {error}{left_out}") from error
+
+
+def _left_out(lines: list[str], number: int) -> str:
+    """What to say of a line beside a level that is none: a title, or a row of the level with a wrong symbol in it."""
+    row = lines[number - 1].strip(FLOOR + FLOOR_ALIASES) if 1 <= number <= len(lines) else ""
+    if WALL not in (row[:1], row[-1:]):
+        return ""
+    unknown = "".join(sorted(set(row) - set(XSB_SYMBOLS + FLOOR_ALIASES)))
+    return f"; line {number} is no part of it, because no level has the symbols {unknown!r}"
 
 
 def _is_map_row(line: str) -> bool:

@@ -138,3 +138,25 @@ def test_a_file_that_holds_no_level_or_a_bad_one_is_refused_by_name_and_line(tmp
     (tmp_path / "bad.txt").write_text("; one\n#####\n#@$ #\n#####\n")
     with pytest.raises(ValueError, match=r"bad.txt', from line 2: .*1 boxes and 0 targets"):
         read_xsb(tmp_path / "bad.txt")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("Title #1\n#####\n#@x$.#\n#####\n", "from line 2: .*0 players.*; line 3 is no part of it.* symbols 'x'$"),
+        ("#####\n#@$.#\n##?##\n", r"gap at row 1, column 1; line 3 is no part of it.* symbols '\?'$"),
+        ("t#####\n#@$.#\n#####\n", "gap at row 0, column 1; line 1 is no part of it.* symbols 't'$"),
+        ("Level #2\n#####\n#@$ #\n#####\nAuthor: #1 fan\n", "1 boxes and 0 targets$"),
+        ("#####\n#@\xff.#\n#####\n", "line 2 is not UTF-8, which it must be: byte 0xff in column 3$"),
+    ],
+)
+def test_a_row_with_a_wrong_symbol_is_named_and_titles_are_not(tmp_path, text, message):
+    (tmp_path / "levels.txt").write_text(text, encoding="latin-1")
+    with pytest.raises(ValueError, match=message):
+        read_xsb(tmp_path / "levels.txt")
+
+
+def test_a_byte_order_mark_is_no_symbol(tmp_path):
+    (tmp_path / "levels.txt").write_text("#####\n#@$.#\n#####\n", encoding="utf-8-sig")
+    (read,) = read_xsb(tmp_path / "levels.txt")
+    assert read.rows() == ["#####", "#@$.#", "#####"]
