@@ -128,7 +128,7 @@ def index(corpus: str, path: str, text_field: str = "contents", title_field: str
 
     Args:
         corpus: JSONL file of documents.
-        path: Folder to write the index to.
+        path: Folder to write the index to; an index that is there is replaced, and nothing else is.
         text_field: Holds the document, title in its first line.
         title_field: Holds the title where it stands apart.
     """
@@ -139,7 +139,7 @@ def encyclopedia(path: str, train: int = 180, heldout: int = 120, seed: int = 0)
     """Make up an encyclopedia with one- and two-hop questions for configs/tasks/search.yaml.
 
     Args:
-        path: Folder to write corpus, index and questions to.
+        path: Folder to write corpus, index and questions to; an encyclopedia that is there is replaced.
         train: People that training questions are about.
         heldout: People that held-out questions are about; nobody is in both.
         seed: Decides everything.

@@ -13,7 +13,8 @@ import numpy as np
 
 from freshper_lightning.envs.protocol import spoken
 from freshper_lightning.envs.search import SearchQuestion
-from freshper_lightning.retrieval import build_index
+from freshper_lightning.replacing import replacing
+from freshper_lightning.retrieval import build_index, is_index
 
 FIRST = tuple(re.findall("..", "BaCeDiFoGuHaJeKiLoMuNaPeRiSoTuVaWeXiYoZu"))
 LAST = tuple(re.findall("...", "bakcelditfomgurhaxjevkiplodmunnazpexrifsogtuvvamwekxilyobzud"))
@@ -40,6 +41,7 @@ ISOLATE = "|".join(
 """What a tokenizer should keep in tokens of their own: syllables, values, attributes, tags, digits."""
 
 SPLITS = ("train", "heldout")
+CORPUS, INDEX = "corpus.jsonl", "index"
 
 _FRIEND_OF = re.compile(rf"The {FRIEND} of \w+ is (\w+)\.")
 _VALUE_OF = re.compile(rf"The (?:{'|'.join(VALUES)}) of \w+ is (\w+)\.")
@@ -98,19 +100,31 @@ def write_encyclopedia(path: str | Path, train: int, heldout: int, seed: int) ->
     """Write corpus, index and the questions of both splits to a folder; returns the number of pages.
 
     ``corpus.jsonl`` and ``index`` cover everybody, ``train.jsonl`` and ``heldout.jsonl`` ask about people apart. Equal
-    arguments give equal files.
+    arguments give equal files. An encyclopedia that is there is replaced once all is written.
 
     Raises:
-        ValueError: There are too few or too many people.
+        ValueError: There are too few or too many people, or the folder holds something else or cannot be written.
     """
-    folder = Path(path)
     people = {split: draw_people(split, number, seed) for split, number in zip(SPLITS, (train, heldout), strict=True)}
-    folder.mkdir(parents=True, exist_ok=True)
-    for split in SPLITS:
-        _write(folder / f"{split}.jsonl", questions_about(people[split]))
     pages = ({"id": str(i), "contents": p.page()} for i, p in enumerate(p for split in SPLITS for p in people[split]))
-    _write(folder / "corpus.jsonl", pages)
-    return build_index(folder / "corpus.jsonl", folder / "index")
+    with replacing(path, is_encyclopedia, "an encyclopedia") as folder:
+        for split in SPLITS:
+            _write(folder / f"{split}.jsonl", questions_about(people[split]))
+        _write(folder / CORPUS, pages)
+        return build_index(folder / CORPUS, folder / INDEX)
+
+
+def is_encyclopedia(folder: Path) -> bool:
+    """Whether a folder holds what :func:`write_encyclopedia` writes, and nothing else.
+
+    A folder of somebody's own questions may have the same names.
+    """
+    questions = [folder / f"{split}.jsonl" for split in SPLITS]
+    return (
+        set(folder.iterdir()) == {*questions, folder / CORPUS, folder / INDEX}
+        and is_index(folder / INDEX)
+        and all(path.read_bytes().startswith(b'{"question": "what is the ') for path in questions)
+    )
 
 
 def _write(path: Path, rows: Iterator[dict[str, Any]]) -> None:

@@ -1,7 +1,7 @@
 """BM25 over a JSONL corpus, with an index on disk that processes share through memory maps."""
 
 import logging
-import shutil
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from freshper_lightning.jsonl import read_jsonl
+from freshper_lightning.replacing import replacing
 from freshper_lightning.retrieval.protocol import Document, optional_package
 
 DOCUMENTS, OFFSETS = "documents.npy", "offsets.npy"
@@ -17,36 +18,52 @@ DOCUMENTS, OFFSETS = "documents.npy", "offsets.npy"
 
 WORD = r"(?u)\b\w+\b"
 
+_INDEX_FILE = re.compile(rf"{DOCUMENTS}|{OFFSETS}|\w+(\.csc)?\.index\.(json|npy)")
+"""Names of our files and of those that bm25s writes."""
 
-def build_index(corpus: str | Path, folder: str | Path, text_field: str = "contents", title_field: str = "") -> int:
-    """Index every row of a JSONL file and return their number; a folder that is there is replaced once all is written.
+
+def build_index(corpus: str | Path, path: str | Path, text_field: str = "contents", title_field: str = "") -> int:
+    """Index every row of a JSONL file and return their number; an index that is there is replaced once all is written.
 
     The index holds the documents, so that the corpus is not needed any more. Building takes the memory of the
     tokenised corpus; opening takes that of the vocabulary.
 
     Args:
         corpus: JSONL file.
-        folder: Where the index goes.
+        path: Folder of the index: one that is not there, is empty or holds an index and nothing else.
         text_field: Holds the document; its first line is the title, as in the corpora of Search-R1.
         title_field: Holds the title where it stands apart, empty where it does not.
 
     Raises:
-        ValueError: The corpus cannot be read, is empty, or has a row without one of the fields.
+        ValueError: The corpus cannot be read, has no words, or has a row without one of the fields; or the folder holds
+            something else, or cannot be written.
     """
-    documents = list(_documents(corpus, text_field, title_field))
+    if Path(corpus).resolve().is_relative_to(Path(path).resolve()):
+        raise ValueError(f"corpus={str(corpus)!r} must not be inside path={str(path)!r}, which is replaced")
+    with replacing(path, is_index, "an index") as folder:
+        documents = list(_documents(corpus, text_field, title_field))
+        _indexed(documents, corpus).save(folder, show_progress=False)
+        encoded = [document.encode() for document in documents]
+        np.save(folder / DOCUMENTS, np.frombuffer(b"".join(encoded), dtype=np.uint8))
+        np.save(folder / OFFSETS, np.cumsum([0, *map(len, encoded)], dtype=np.int64))
+    return len(documents)
+
+
+def is_index(folder: Path) -> bool:
+    """Whether a folder holds what :func:`build_index` writes, and nothing else."""
+    names = {path.name for path in folder.iterdir()}
+    return {DOCUMENTS, OFFSETS} <= names and all(map(_INDEX_FILE.fullmatch, names))
+
+
+def _indexed(documents: list[str], corpus: str | Path) -> Any:
     if not documents:
         raise ValueError(f"corpus={str(corpus)!r} holds no documents")
+    tokens = _tokens(documents)
+    if not any(tokens):
+        raise ValueError(f"corpus={str(corpus)!r} has no word in its {len(documents)} documents; one must have one")
     index = _bm25s().BM25(backend="numpy")
-    index.index(_tokens(documents), show_progress=False)
-    unfinished = Path(f"{folder}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    index.save(unfinished, show_progress=False)
-    encoded = [document.encode() for document in documents]
-    np.save(unfinished / DOCUMENTS, np.frombuffer(b"".join(encoded), dtype=np.uint8))
-    np.save(unfinished / OFFSETS, np.cumsum([0, *map(len, encoded)], dtype=np.int64))
-    shutil.rmtree(folder, ignore_errors=True)
-    unfinished.rename(folder)
-    return len(documents)
+    index.index(tokens, show_progress=False)
+    return index
 
 
 def _documents(corpus: str | Path, text_field: str, title_field: str) -> Iterator[str]:

@@ -135,3 +135,32 @@ def test_the_command_writes_what_the_environment_reads(tmp_path, capsys):
     main(["encyclopedia", f"--path={tmp_path}", "--train=10", "--heldout=6", "--seed=1"])
     assert f"encyclopedia of 16 pages in {tmp_path}" in capsys.readouterr().out
     assert play(tmp_path, 0, 0.0, "heldout")[1] == 1
+
+
+def spoil(folder, name):
+    if name == "questions":
+        (folder / "train.jsonl").write_text('{"question": "why?", "answer": "because"}\n')
+    elif name == "part":
+        (folder / "corpus.jsonl").unlink()
+    else:
+        (folder / name).write_text("keep")
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "index/notes.txt", "questions", "part"])
+def test_what_is_no_encyclopedia_is_never_replaced(tmp_path, name):
+    write_encyclopedia(tmp_path / "mine", train=10, heldout=6, seed=0)
+    spoil(tmp_path / "mine", name)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(
+        ValueError, match=r"path='.*mine' must be .* is empty or holds an encyclopedia and nothing else"
+    ):
+        write_encyclopedia(tmp_path / "mine", train=10, heldout=6, seed=1)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_an_encyclopedia_is_replaced_by_another(tmp_path):
+    for seed in (0, 1):
+        assert write_encyclopedia(tmp_path / "mine", train=10, heldout=6, seed=seed) == 16
+    write_encyclopedia(tmp_path / "other", train=10, heldout=6, seed=1)
+    assert (tmp_path / "mine" / "corpus.jsonl").read_bytes() == (tmp_path / "other" / "corpus.jsonl").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "other"]

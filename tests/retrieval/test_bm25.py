@@ -142,6 +142,7 @@ def test_the_command_indexes_a_corpus_with_titles_apart_and_replaces_what_was_th
     ("rows", "message"),
     [
         ([], "holds no documents"),
+        ([{"contents": "?!"}, {"contents": ""}], "has no word in its 2 documents"),
         ([{"contents": "a"}, {"text": "b"}], "row 2 has no text in field 'contents'; it has text"),
         ([{"contents": 5}], "row 1 has no text in field 'contents'"),
     ],
@@ -169,3 +170,72 @@ def test_a_document_that_is_no_unicode_is_kept_as_far_as_it_is(tmp_path):
     (tmp_path / "corpus.jsonl").write_text('{"contents": "Half\\ud800\\nhalf a pair"}\n')
     build_index(tmp_path / "corpus.jsonl", tmp_path / "index")
     assert titles(tmp_path / "index", "pair") == ["Half?"]
+
+
+def test_what_cannot_be_written_to_ends_the_command_in_one_line(tmp_path):
+    corpus = jsonl(tmp_path / "corpus.jsonl", [{"contents": "a"}])
+    with pytest.raises(SystemExit, match=r"^freshper: error: path='.*' cannot be written"):
+        main(["index", f"--corpus={corpus}", f"--path={corpus}/index"])
+
+
+def files(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("name", ["data", "data/", "made", "page.txt"])
+def test_what_is_no_index_is_never_replaced(tmp_path, name):
+    corpus = jsonl(tmp_path / "corpus.jsonl", [{"contents": "a"}])
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "precious.txt").write_text("keep")
+    build_index(corpus, tmp_path / "made")
+    (tmp_path / "made" / "notes.txt").write_text("keep")
+    (tmp_path / "page.txt").write_text("keep")
+    before = files(tmp_path)
+    with pytest.raises(
+        ValueError, match=rf"path='.*{name}' must be a folder that is not there, is empty or holds an i"
+    ):
+        build_index(corpus, f"{tmp_path}/{name}")
+    assert files(tmp_path) == before
+
+
+def test_an_index_is_not_put_over_its_own_corpus(tmp_path):
+    (tmp_path / "data" / "raw").mkdir(parents=True)
+    corpus = jsonl(tmp_path / "data" / "raw" / "corpus.jsonl", [{"contents": "a"}])
+    with pytest.raises(
+        ValueError, match=r"corpus='.*corpus\.jsonl' must not be inside path='.*data', which is replaced"
+    ):
+        build_index(corpus, tmp_path / "data")
+    assert corpus.exists()
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_the_folder_that_the_command_runs_in_is_not_replaced(tmp_path, monkeypatch, made):
+    corpus = jsonl(tmp_path / "corpus.jsonl", [{"contents": "a"}])
+    (tmp_path / "here").mkdir()
+    if made:
+        build_index(corpus, tmp_path / "here")
+    before = files(tmp_path)
+    monkeypatch.chdir(tmp_path / "here")
+    for path in (".", ""):
+        with pytest.raises(ValueError, match="and not the one that the command runs in"):
+            build_index(corpus, path)
+    assert files(tmp_path) == before
+
+
+def test_an_empty_folder_a_slash_at_the_end_and_a_link_are_as_good_as_a_name(tmp_path):
+    (tmp_path / "index").mkdir()
+    (tmp_path / "link").symlink_to("index")
+    for number, path in enumerate(("index/", "index/", "link", "new/index/"), start=1):
+        corpus = jsonl(tmp_path / "corpus.jsonl", [{"contents": f"Page {number}"}])
+        build_index(corpus, f"{tmp_path}/{path}")
+        assert titles(tmp_path / path, "page") == [f"Page {number}"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.jsonl", "index", "link", "new"]
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_the_old_index_stays_where_a_new_one_fails(tmp_path):
+    build_index(jsonl(tmp_path / "corpus.jsonl", [{"contents": "Old"}]), tmp_path / "index")
+    with pytest.raises(ValueError, match="no word"):
+        build_index(jsonl(tmp_path / "corpus.jsonl", [{"contents": "?"}]), tmp_path / "index")
+    assert titles(tmp_path / "index", "old") == ["Old"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.jsonl", "index"]

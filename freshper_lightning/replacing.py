@@ -1,0 +1,45 @@
+"""Folders that a command writes as a whole, in the place of one that it wrote before and of nothing else."""
+
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: str | Path, is_ours: Callable[[Path], bool], kind: str) -> Iterator[Path]:
+    """A new folder, which takes the place of ``path`` at the end of the block, and is removed where that fails.
+
+    Args:
+        path: The folder that is to be written; the setting that it came from is called so too.
+        is_ours: Whether a folder with something in it holds what the block writes, and nothing else.
+        kind: What such a folder is, for the message.
+
+    Raises:
+        ValueError: ``path`` is there and is neither empty nor ours, is the folder that the process runs in, or cannot
+            be written.
+    """
+    folder = Path(path).resolve()
+    new, old = (folder.with_name(f"{folder.name}.{secrets.token_hex(4)}.{part}") for part in ("unfinished", "old"))
+    try:
+        _require_replaceable(folder, path, is_ours, kind)
+        new.mkdir(parents=True)
+        yield new
+        if folder.exists():
+            folder.rename(old)
+        new.rename(folder)
+    except OSError as error:
+        raise ValueError(f"path={str(path)!r} cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _require_replaceable(folder: Path, path: str | Path, is_ours: Callable[[Path], bool], kind: str) -> None:
+    free = not folder.exists() or (folder.is_dir() and (not any(folder.iterdir()) or is_ours(folder)))
+    if not free or folder == Path.cwd():
+        raise ValueError(
+            f"path={str(path)!r} must be a folder that is not there, is empty or holds {kind} and nothing else, since"
+            " it is replaced; and not the one that the command runs in"
+        )
