@@ -144,7 +144,7 @@ def _run_command(name: str, *options: str) -> None:
     parser.add_function_arguments(command, as_group=False)
     try:
         command(**parser.instantiate(parser.parse_args(_with_lists(options))).as_dict())
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise ConfigurationError(str(error)) from error
 
 

@@ -110,7 +110,7 @@ def inspect(
     wanted = [ids] if isinstance(ids, int) else ids or []
     if png is not None and len(wanted) != 1:
         raise ConfigurationError(f"png={png!r} shows one episode: ids must name one, not {wanted}")
-    if png is not None and not Path(png).parent.is_dir():
+    if png is not None and (Path(png).is_dir() or not Path(png).parent.is_dir()):
         raise ConfigurationError(f"png={png!r} must be a file in a folder that exists")
     run, width = SavedRun.read(checkpoint, config), max(shutil.get_terminal_size().columns, 40)
     if not wanted:
