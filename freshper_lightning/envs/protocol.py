@@ -10,7 +10,7 @@ from types import UnionType
 from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import gymnasium
-from gymnasium.envs.registration import EnvSpec, load_env_creator
+from gymnasium.envs.registration import EnvCreator, EnvSpec, VectorEnvCreator, load_env_creator
 from gymnasium.spaces import Text
 
 TextEnv: TypeAlias = gymnasium.Env[str, str]
@@ -67,9 +67,7 @@ def make_text_env(env_id: str, kwargs: Mapping[str, Any]) -> TextEnv:
             constructor says, or a space is not text.
     """
     spec = _find_spec(env_id)
-    creator = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
-    if creator is None:
-        raise ValueError(f"environment {env_id} is registered without an entry_point")
+    creator = _creator(spec)
     try:
         inspect.signature(creator).bind(**{**spec.kwargs, **kwargs})
     except TypeError as error:
@@ -127,6 +125,12 @@ def _find_spec(env_id: str) -> EnvSpec:
         raise ValueError(_unknown(name)) from error
 
 
+def _creator(spec: EnvSpec) -> EnvCreator | VectorEnvCreator:
+    if spec.entry_point is None:
+        raise ValueError(f"environment {spec.id} is registered without an entry_point")
+    return load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
+
+
 def _unknown(env_id: str) -> str:
     known = sorted(gymnasium.registry)
     near = difflib.get_close_matches(env_id, known, n=3, cutoff=0.5)
@@ -135,6 +139,16 @@ def _unknown(env_id: str) -> str:
         f"environment id {env_id!r} is not registered; did you mean {' or '.join(named)}? "
         "(an id of the form module:Name-v0 imports the module that registers it)"
     )
+
+
+def takes_argument(env_id: str, name: str) -> bool:
+    """Whether ``name`` is one of the arguments of the registered environment ``env_id``.
+
+    Raises:
+        ValueError: The id is not registered.
+    """
+    parameters = inspect.signature(_creator(_find_spec(env_id))).parameters.values()
+    return any(parameter.name == name or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
 def spoken(turns: Iterable[tuple[str, str]]) -> Iterator[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from freshper_lightning.envs.frames import Frame
-from freshper_lightning.envs.protocol import TextEnv, make_text_env
+from freshper_lightning.envs.protocol import TextEnv, make_text_env, takes_argument
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.rollout.collector import EnvironmentConfig
 from freshper_lightning.rollout.conversation import ChatFormat, Conversation
@@ -29,13 +29,13 @@ class Moment:
 
 
 def has_frames(environment: EnvironmentConfig) -> bool:
-    """Whether the environment can render RGB frames.
+    """Whether the environment can render RGB frames, and be asked for them.
 
     Raises:
         ValueError: It cannot be made.
     """
     with _made(environment, {}) as env:
-        return RGB in env.metadata.get("render_modes", [])
+        return RGB in env.metadata.get("render_modes", []) and takes_argument(environment.id, "render_mode")
 
 
 def play_again(trajectory: Trajectory, chat: ChatFormat, environment: EnvironmentConfig) -> list[Moment]:

@@ -56,6 +56,7 @@ class SavedRun:
             buffer.load_state_dict(state["buffer"])
         except ValueError as error:
             raise ConfigurationError(f"checkpoint={checkpoint!r} does not fit config={str(path)!r}: {error}") from error
+        _require_task(buffer, settings.environment, path)
         return cls(buffer, clock_of(rollout), settings.environment, settings.history, settings.model)
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -79,6 +80,16 @@ class _Settings:
     environment: EnvironmentConfig
     history: History
     model: str
+
+
+def _require_task(buffer: ReplayBuffer, environment: EnvironmentConfig, config: Path) -> None:
+    """Compares the newest episode alone: a run that was resumed may have begun with another environment."""
+    for trajectory in buffer.get(buffer.ids()[-1:]):
+        if trajectory.task != environment.id:
+            raise ConfigurationError(
+                f"config={str(config)!r} is of another run: its rollout.environment.id={environment.id!r} must be"
+                f" {trajectory.task!r}, in which the episodes were played"
+            )
 
 
 def _config_of(checkpoint: Path) -> Path:

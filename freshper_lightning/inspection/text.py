@@ -38,7 +38,7 @@ def overview(buffer: ReplayBuffer, now: ClockReading, sort: Sort = "priority", t
         ValueError: There is no such order, ``top`` is below 1, or the clock ran backwards.
     """
     shown = first(buffer, now, sort, top)
-    count = f"{len(buffer)} episodes, {buffer.draws()} draws so far, at {_reading(now)}"
+    count = f"{len(buffer)} episodes, {buffer.draws()} replay batches so far, at {_reading(now)}"
     lines = wrapped(count, width)
     if shown:
         lines += ["", *table(shown, width)]

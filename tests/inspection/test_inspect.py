@@ -103,6 +103,9 @@ def test_a_configuration_that_is_gone_or_of_another_run_is_named(capsys, copy):
     said = refused(capsys, "--checkpoint", checkpoint, "--config", other)
     assert "does not fit" in said
     assert "clock of the saved replay buffer must be 'updates', not 'lr_path'" in said
+    search = changed(copy, lambda settings: settings["rollout"]["environment"].update(id="freshper/SearchQuestion-v0"))
+    said = refused(capsys, "--checkpoint", checkpoint, "--config", search)
+    assert "rollout.environment.id='freshper/SearchQuestion-v0' must be 'tests.loop:tests/HashScore-v0'" in said
     other.write_text("- 1")
     assert "not a configuration" in refused(capsys, "--checkpoint", checkpoint, "--config", other)
     wrong = changed(copy, lambda settings: settings["data"]["init_args"].update(alpha=7))

@@ -37,6 +37,15 @@ class Moody(FrozenLake):
         return observation, reward + Moody.mood, *rest
 
 
+class Plain(FrozenLake):
+    """Declares frames, and has no argument that asks for them."""
+
+    def __init__(self):
+        super().__init__(**LAKE.kwargs)
+
+
+register("tests/Plain-v0", Plain)
+register("tests/Open-v0", lambda **kwargs: FrozenLake(**kwargs))
 register("tests/Fickle-v0", Fickle)
 register("tests/Moody-v0", Moody)
 
@@ -86,6 +95,14 @@ def test_an_environment_without_frames_is_drawn_as_text(chat):
     assert picture.height == LINE * sum(len(block.lines(80)) for block in blocks) + 2 * MARGIN
     other = played(chat, environment, ["other", "second", "third"])
     assert draw(other, chat, environment).tobytes() != picture.tobytes()
+
+
+def test_frames_take_an_argument_that_asks_for_them(chat):
+    environment = EnvironmentConfig("tests/Plain-v0")
+    assert not has_frames(environment)
+    assert has_frames(EnvironmentConfig("tests/Open-v0", LAKE.kwargs))
+    trajectory = played(chat, environment, REPLIES)
+    assert draw(trajectory, chat, environment) == page(conversation(trajectory, chat.tokenizer))
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ def columns_of(line):
 def test_the_table_says_what_the_buffer_says(saved):
     buffer, now = saved.buffer, saved.now
     lines = overview(buffer, now, sort="newest", top=4, width=120).splitlines()
-    assert lines[0].startswith(f"16 episodes, {buffer.draws()} draws so far, at updates {now.updates}, iteration 2, ")
+    stored = f"16 episodes, {buffer.draws()} replay batches so far, "
+    assert lines[0].startswith(f"{stored}at updates {now.updates}, iteration 2, ")
     names, *rows = (line.split() for line in lines[2:])
     assert len(rows) == 4
     probabilities = dict(zip(buffer.ids().tolist(), buffer.probabilities(now).tolist(), strict=True))
