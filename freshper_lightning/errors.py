@@ -17,3 +17,9 @@ def require_setting(key: str, value: object, holds: bool, allowed: str) -> None:
     """
     if not holds:
         raise ConfigurationError(f"{key}={value} must be {allowed}")
+
+
+def require_count(key: str, value: object) -> None:
+    """Does nothing if the value is a whole number of at least 1; see :func:`require_setting`."""
+    holds = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    require_setting(key, repr(value), holds, "a whole number of at least 1")

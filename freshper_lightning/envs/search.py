@@ -11,6 +11,7 @@ import gymnasium
 
 from freshper_lightning.envs.answers import exact_match, normalize, token_f1
 from freshper_lightning.envs.protocol import ReplySpace
+from freshper_lightning.errors import require_count
 from freshper_lightning.jsonl import read_jsonl
 from freshper_lightning.retrieval import Document, Retriever, open_index, open_server
 
@@ -90,7 +91,7 @@ class SearchQuestion(gymnasium.Env[str, str]):
         index: Folder of a BM25 index; exactly one of ``index`` and ``server`` must be given.
         server: Address of a server that speaks Search-R1's protocol.
         server_options: Further arguments of :class:`HTTPRetriever`.
-        top_k: Documents per search.
+        top_k: Documents per search, at least 1.
         max_searches: Searches per episode, at least 1.
         max_turns: Replies per episode, at least 1.
         document_characters: Characters of a document's text that are shown, at least 1.
@@ -123,8 +124,7 @@ class SearchQuestion(gymnasium.Env[str, str]):
             "document_characters": document_characters,
         }
         for name, value in limits.items():
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
+            require_count(name, value)
         self.top_k, self.max_searches, self.max_turns = top_k, max_searches, max_turns
         self.document_characters = document_characters
         self.questions = _read_questions(questions, question_field, answer_field)

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
+from freshper_lightning.errors import require_count, require_setting
 from freshper_lightning.retrieval.protocol import Document, RetrievalError, optional_package
 
 log = logging.getLogger(__name__)
@@ -16,6 +17,9 @@ MAX_BYTES = 16 * 2**20
 """Largest reply that is read."""
 
 CHUNK = 2**16
+
+MAX_SECONDS = 86_400
+"""Longest time that can be set, a day; a socket would refuse infinity only in the middle of a run."""
 
 
 class HTTPRetriever:
@@ -28,10 +32,10 @@ class HTTPRetriever:
 
     Args:
         url: Address of the retrieval end point.
-        timeout: Seconds that one attempt may take, up to twice as many where the server stalls in its reply.
-        attempts: Tries per query.
+        timeout: Seconds that one attempt may take, up to twice as many where the server stalls in its reply; above 0.
+        attempts: Tries per query, at least 1.
         backoff: Seconds before the second try, doubled before each further one.
-        concurrency: Most queries at the server at a time, from this process.
+        concurrency: Most queries at the server at a time, from this process, at least 1.
 
     Raises:
         ValueError: An argument is out of range.
@@ -42,10 +46,11 @@ class HTTPRetriever:
     ) -> None:
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
             raise ValueError(f"server={url!r} must be an address such as http://host:8000/retrieve")
-        if not (timeout > 0 and backoff >= 0):
-            raise ValueError(f"timeout={timeout} must be above 0 and backoff={backoff} at least 0")
-        if attempts < 1 or concurrency < 1:
-            raise ValueError(f"attempts={attempts} and concurrency={concurrency} must be at least 1")
+        allowed = f"{MAX_SECONDS}] seconds"
+        require_setting("timeout", repr(timeout), _in_seconds(timeout) and timeout > 0, f"in (0, {allowed}")
+        require_setting("backoff", repr(backoff), _in_seconds(backoff), f"in [0, {allowed}")
+        require_count("attempts", attempts)
+        require_count("concurrency", concurrency)
         self.url, self.timeout, self.attempts, self.backoff = url, timeout, attempts, backoff
         self._urllib3 = optional_package("urllib3", f"server={url!r}")
         self._pool = self._urllib3.PoolManager(maxsize=concurrency)
@@ -97,6 +102,10 @@ class HTTPRetriever:
                 response.close()
         except self._urllib3.exceptions.HTTPError as error:
             raise _PassingError(f"{type(error).__name__}: {error}") from error
+
+
+def _in_seconds(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_SECONDS
 
 
 class _PassingError(Exception):

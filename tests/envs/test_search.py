@@ -241,10 +241,12 @@ def test_questions_that_cannot_serve_are_refused(files, tmp_path, rows, message)
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"top_k": 0}, "top_k must be at least 1, not 0"),
-        ({"max_searches": 0}, "max_searches must be at least 1"),
-        ({"max_turns": 0}, "max_turns must be at least 1"),
-        ({"document_characters": 0}, "document_characters must be at least 1"),
+        ({"top_k": 0}, "^top_k=0 must be a whole number of at least 1$"),
+        ({"top_k": 1.5}, r"^top_k=1\.5 must be a whole number of at least 1$"),
+        ({"top_k": True}, "^top_k=True must be a whole number of at least 1$"),
+        ({"max_searches": 1.5}, r"^max_searches=1\.5 must be"),
+        ({"max_turns": "6"}, "^max_turns='6' must be"),
+        ({"document_characters": 10.5}, r"^document_characters=10\.5 must be"),
         ({"questions": "nowhere.jsonl"}, r"questions='nowhere\.jsonl' is not a file"),
         ({"index": "nowhere"}, "index='nowhere' is not an index"),
         ({"index": None}, "exactly one of index and server"),
@@ -252,6 +254,7 @@ def test_questions_that_cannot_serve_are_refused(files, tmp_path, rows, message)
         ({"index": None, "server": "host"}, "server='host' must be an address"),
         ({"index": None, "server": "http://h", "server_options": {"speed": 1}}, "allowed: timeout, attempts"),
         ({"index": None, "server": "http://h", "server_options": {"timeout": 0}}, "timeout=0"),
+        ({"index": None, "server": "http://h", "server_options": {"attempts": 1.5}}, r"attempts=1\.5 must be a whole"),
     ],
 )
 def test_arguments_that_cannot_work_are_refused_by_name(files, wrong, message):

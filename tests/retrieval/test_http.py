@@ -217,10 +217,17 @@ def test_one_retriever_per_server_and_settings_in_a_process():
     [
         ("localhost:8000", {}, "server='localhost:8000' must be an address"),
         ("ftp://host/retrieve", {}, "must be an address"),
-        ("http://host", {"timeout": 0}, "timeout=0"),
-        ("http://host", {"backoff": -1}, "backoff=-1"),
-        ("http://host", {"attempts": 0}, "attempts=0"),
-        ("http://host", {"concurrency": 0}, "concurrency=0"),
+        ("http://host", {"timeout": 0}, r"^timeout=0 must be in \(0, 86400\] seconds$"),
+        ("http://host", {"timeout": float("inf")}, r"^timeout=inf must be in \(0"),
+        ("http://host", {"timeout": float("nan")}, r"^timeout=nan must be in \(0"),
+        ("http://host", {"timeout": "30"}, r"^timeout='30' must be in \(0"),
+        ("http://host", {"backoff": -1}, r"^backoff=-1 must be in \[0, 86400\] seconds$"),
+        ("http://host", {"backoff": float("inf")}, r"^backoff=inf must be in \[0"),
+        ("http://host", {"attempts": 0}, "^attempts=0 must be a whole number of at least 1$"),
+        ("http://host", {"attempts": 1.5}, r"^attempts=1\.5 must be"),
+        ("http://host", {"attempts": float("inf")}, "^attempts=inf must be"),
+        ("http://host", {"concurrency": 2.5}, r"^concurrency=2\.5 must be"),
+        ("http://host", {"concurrency": True}, "^concurrency=True must be"),
     ],
 )
 def test_settings_out_of_range_are_refused(url, options, message):
