@@ -42,7 +42,8 @@ class DemonstrationsDataModule(LoopDataModule):
 
         Args:
             demonstrate: Import path of a function that plays one episode from a seed.
-            arguments: Further arguments of that function.
+            arguments: Further arguments of that function; one with the name of an argument of the environment of
+                rollouts means the same, so that what is demonstrated can be kept apart from what is evaluated on.
             episodes: Demonstrations in one pass.
             batch_size: Demonstrations per optimizer batch, over all ranks and micro-batches.
             resample: Whether every pass plays new demonstrations, rather than all passes the same.

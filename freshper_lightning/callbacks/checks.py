@@ -1,6 +1,7 @@
 """What has to agree between the parts of a run, checked before a model is loaded."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from lightning import Trainer
 from transformers import AutoConfig, AutoTokenizer
@@ -56,11 +57,18 @@ def check_environment(key: str, environment: EnvironmentConfig) -> None:
     _instances(key, environment)
 
 
-def check_held_out(training: EnvironmentConfig, evaluation: EnvironmentConfig | None) -> None:
+def check_held_out(
+    training: EnvironmentConfig, evaluation: EnvironmentConfig | None, demonstrated: Mapping[str, Any]
+) -> None:
     """Refuse an evaluation that would play what is trained on, as far as the environments name their instances.
 
+    Args:
+        training: What is played in rollouts.
+        evaluation: What is played in evaluations; that of rollouts where there is none.
+        demonstrated: Arguments of demonstrations, empty without any; one that ``training`` has too means the same.
+
     Raises:
-        ConfigurationError: An environment cannot be made, or both have an instance.
+        ConfigurationError: An environment cannot be made, or an instance of evaluation is trained on.
     """
     trained = _instances("rollout.environment", training)
     if evaluation is None:
@@ -70,12 +78,18 @@ def check_held_out(training: EnvironmentConfig, evaluation: EnvironmentConfig | 
                 " rollout.environment trains on; it must be an environment with others, such as another file or split"
             )
         return
-    common = trained & _instances("evaluation.environment", evaluation)
-    if common:
-        raise ConfigurationError(
-            f"evaluation.environment={evaluation.kwargs} shares {len(common)} instances with rollout.environment="
-            f"{training.kwargs}, such as {min(common)[:80]!r}; what is trained on must be held out from evaluation"
-        )
+    evaluated = _instances("evaluation.environment", evaluation)
+    shared = {name: value for name, value in demonstrated.items() if name in training.kwargs}
+    shown = EnvironmentConfig(training.id, training.kwargs | shared)
+    for key, kwargs, instances in (
+        ("rollout.environment", training.kwargs, trained),
+        ("data.arguments", shared, _instances("data.arguments", shown) if shared else frozenset()),
+    ):
+        if common := evaluated & instances:
+            raise ConfigurationError(
+                f"evaluation.environment={evaluation.kwargs} shares {len(common)} instances with {key}={kwargs},"
+                f" such as {min(common)[:80]!r}; what is trained on must be held out from evaluation"
+            )
 
 
 def _instances(key: str, environment: EnvironmentConfig) -> frozenset[str]:

@@ -4,9 +4,10 @@ from typing import Any, Literal, get_args
 
 from lightning import Callback, LightningModule, Trainer
 
+from datamodules.demonstrations import DemonstrationsDataModule
 from freshper_lightning.callbacks.checks import check_held_out
 from freshper_lightning.callbacks.metrics import MetricBank, log_scalars
-from freshper_lightning.callbacks.parts import callback_of, policy_module, summing
+from freshper_lightning.callbacks.parts import callback_of, data_module, policy_module, summing
 from freshper_lightning.callbacks.progress import LoopProgress
 from freshper_lightning.callbacks.rollout import RolloutCallback, summarize
 from freshper_lightning.rollout.collector import Collection, EnvironmentConfig
@@ -63,7 +64,9 @@ class EvaluationCallback(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse an environment that cannot be made, or that holds nothing out, before a model is loaded."""
-        check_held_out(callback_of(trainer, RolloutCallback).environment, self.environment)
+        data = data_module(trainer)
+        demonstrated = data.arguments if isinstance(data, DemonstrationsDataModule) else {}
+        check_held_out(callback_of(trainer, RolloutCallback).environment, self.environment, demonstrated)
 
     def evaluate(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
         """Play all held-out instances in every mode with the present weights; logs and returns the metrics."""

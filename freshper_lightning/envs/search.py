@@ -73,6 +73,10 @@ class Question:
     text: str
     answers: tuple[str, ...]
 
+    def identity(self) -> str:
+        """Equal for questions that differ in case and white space alone."""
+        return " ".join(self.text.casefold().split())
+
 
 class SearchQuestion(gymnasium.Env[str, str]):
     """Answer a question after searches; reward 1 for an answer that is accepted, 0 for everything else.
@@ -133,6 +137,11 @@ class SearchQuestion(gymnasium.Env[str, str]):
         self.searches_left, self.turns_left = max_searches, max_turns
         self.observation_space = ReplySpace()  # what a corpus says is not known
         self.action_space = ReplySpace()
+
+    @property
+    def instances(self) -> frozenset[str]:
+        """What tells the questions from those of another file."""
+        return frozenset(question.identity() for question in self.questions)
 
     def instruction(self) -> str:
         """The rules as the policy is told them; depends on the configuration, not on the question."""
