@@ -1,5 +1,7 @@
-"""Answers checked by math-verify in processes of their own, which can be killed and do not matter to the run."""
+"""Answers checked in processes of their own, which can be killed and do not matter to the run."""
 
+import json
+import math
 import os
 import subprocess
 import sys
@@ -12,11 +14,9 @@ from pathlib import Path
 from threading import BoundedSemaphore, Lock
 from weakref import WeakSet, WeakValueDictionary, finalize
 
-from freshper_lightning.envs.questions import read_number
-
-PROGRAM = Path(__file__).with_name("equivalence.py")
+SERVER = Path(__file__).with_name("check_server.py")
 START_SECONDS = 120.0
-"""How long a process may take to import math-verify, on a machine that is busy with something else."""
+"""How long a process may take to import what it needs, on a machine that is busy with something else."""
 LOOK_SECONDS = 0.05
 """Time between two looks at the memory of a running check."""
 
@@ -26,11 +26,28 @@ class CheckError(RuntimeError):
 
 
 @dataclass(frozen=True)
+class Checks:
+    """What the processes of a pool check: a file as ``check_server.py`` describes it, and the packages it imports."""
+
+    file: str
+    packages: tuple[str, ...]
+    needed_by: str
+    """Opens the message where a package is missing."""
+    remedy: str
+    """Closes it."""
+
+
+EQUIVALENCE = Checks(
+    "equivalence.py", ("math_verify", "psutil"), "answers='expression'", "pip install -e '.[math]', or answers='number'"
+)
+
+
+@dataclass(frozen=True)
 class CheckLimits:
     """What checks may cost.
 
     Raises:
-        ValueError: A limit is not positive; the message names it.
+        ValueError: A limit is not a number above 0, whole where it counts something; the message names it.
     """
 
     checkers: int = 2
@@ -41,24 +58,31 @@ class CheckLimits:
     """Resident memory of one process."""
 
     def __post_init__(self) -> None:
-        for name in ("checkers", "check_seconds", "mebibytes"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+        for name, kind in (("checkers", int), ("check_seconds", (int, float)), ("mebibytes", int)):
+            value = getattr(self, name)
+            if not isinstance(value, kind) or isinstance(value, bool) or not 0 < value < math.inf:
+                what = "a whole number" if kind is int else "a number"
+                raise ValueError(f"{name} must be {what} above 0, not {value!r}")
 
 
 class _Worker:
     """One process, which answers one question at a time; after a :class:`CheckError` it is of no further use."""
 
-    def __init__(self, limits: CheckLimits) -> None:
+    def __init__(self, limits: CheckLimits, file: str) -> None:
         import psutil
 
         self.limits = limits
         self.connection, theirs = Pipe()
         # -P keeps the folder of the program off the path, where its neighbour math.py would hide the standard one. A
         # session of its own keeps Ctrl-C from it; it ends when the connection does.
-        command = [sys.executable, "-P", str(PROGRAM), str(theirs.fileno()), str(limits.check_seconds)]
+        what = [str(SERVER.with_name(file)), str(theirs.fileno()), str(limits.check_seconds)]
+        command = [sys.executable, "-P", str(SERVER), *what]
         self.process = subprocess.Popen(
-            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+            command,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # some scorers print
+            start_new_session=True,
         )
         theirs.close()
         self.memory = psutil.Process(self.process.pid).memory_info
@@ -71,15 +95,15 @@ class _Worker:
         """
         self._receive(START_SECONDS, "the start of a checker")
 
-    def ask(self, gold: str, answer: str) -> bool:
-        """Whether ``answer`` is equivalent to ``gold``.
+    def ask(self, gold: str, answer: str, *context: object) -> bool:
+        """Whether ``answer`` is right.
 
         Raises:
             CheckError: There is no verdict.
         """
         check = f"the check of {answer[:80]!r} against {gold[:80]!r}"
         with suppress(BrokenPipeError):  # a dead process is found out below
-            self.connection.send((gold, answer))
+            self.connection.send((gold, answer, *context))
         verdict = self._receive(self.limits.check_seconds, check)
         if not isinstance(verdict, bool):
             raise CheckError(f"{check} failed: {verdict}")
@@ -93,7 +117,7 @@ class _Worker:
                     raise CheckError(f"{what} took more than {seconds:g} s")
                 if self.mebibytes() > self.limits.mebibytes:
                     raise CheckError(f"{what} took more than {self.limits.mebibytes} MiB")
-            return self.connection.recv()
+            return json.loads(self.connection.recv_bytes())
         except (EOFError, ConnectionError) as error:
             raise CheckError(f"{what} was lost: its process ended with status {self.process.wait()}") from error
 
@@ -120,26 +144,24 @@ class CheckerPool:
     by a child that this process forks, which starts its own.
     """
 
-    def __init__(self, limits: CheckLimits) -> None:
-        self.limits = limits
+    def __init__(self, limits: CheckLimits, checks: Checks = EQUIVALENCE) -> None:
+        self.limits, self.checks = limits, checks
         self._idle: list[_Worker] = []
         self._all: set[_Worker] = set()
         self._forget()
         finalize(self, _end, self._all, os.getpid())
         _EVERY.add(self)
 
-    def check(self, gold: str, answer: str) -> bool:
-        """Whether ``answer`` means what ``gold`` does.
+    def check(self, gold: str, answer: str, *context: object) -> bool:
+        """Whether ``answer`` is right where ``gold`` is; ``context`` is what else the checks of the pool take.
 
         Raises:
             CheckError: There is no verdict.
         """
-        if (verdict := obvious(gold, answer)) is not None:
-            return verdict
         with self._slots:
             worker = self._take()
             try:
-                verdict = worker.ask(gold, answer)
+                verdict = worker.ask(gold, answer, *context)
             except BaseException:
                 self._remove(worker)
                 raise
@@ -161,7 +183,7 @@ class CheckerPool:
             if worker.usable():
                 return worker
             self._remove(worker)
-        worker = _Worker(self.limits)
+        worker = _Worker(self.limits, self.checks.file)
         self._all.add(worker)
         try:
             worker.start()
@@ -191,26 +213,16 @@ class CheckerPool:
         self._lock, self._slots = Lock(), BoundedSemaphore(self.limits.checkers)
 
 
-def obvious(gold: str, answer: str) -> bool | None:
-    """The verdict where both are numbers in decimal notation, compared exactly; percentages are not obvious."""
-    right, given = read_number(gold), read_number(answer)
-    if right is None or given is None:
-        return None
-    return True if right == given else None if "%" in gold + answer else False
-
-
-def shared_pool(limits: CheckLimits) -> CheckerPool:
-    """The pool of these limits: one for all environments of the process, for as long as any of them keeps it.
+def shared_pool(limits: CheckLimits, checks: Checks = EQUIVALENCE) -> CheckerPool:
+    """The pool of these limits and checks: one for all environments of the process, as long as any of them keeps it.
 
     Raises:
-        ValueError: math-verify is not installed.
+        ValueError: A package is not installed.
     """
-    for package in ("math_verify", "psutil"):
+    for package in checks.packages:
         if find_spec(package) is None:
-            raise ValueError(
-                f"answers='expression' needs the package {package}: pip install -e '.[math]', or answers='number'"
-            )
-    return _SHARED.setdefault(limits, CheckerPool(limits))
+            raise ValueError(f"{checks.needed_by} needs the package {package}: {checks.remedy}")
+    return _SHARED.setdefault((limits, checks), CheckerPool(limits, checks))
 
 
 def _end(workers: set[_Worker], owner: int) -> None:
@@ -226,5 +238,5 @@ def _forget_all() -> None:
 
 
 _EVERY: WeakSet[CheckerPool] = WeakSet()
-_SHARED: WeakValueDictionary[CheckLimits, CheckerPool] = WeakValueDictionary()
+_SHARED: WeakValueDictionary[tuple[CheckLimits, Checks], CheckerPool] = WeakValueDictionary()
 os.register_at_fork(after_in_child=_forget_all)

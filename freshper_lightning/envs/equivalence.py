@@ -1,14 +1,10 @@
-"""Whether an answer means the same as the right one; run as a program, a checker that answers over a connection.
+"""Whether an answer means the same as the right one, by math-verify.
 
-The program imports math-verify and nothing of this package, so that a checker starts fast and stays small.
+``check_server.py`` loads this file in a process of its own; it imports nothing of this package.
 """
 
-import logging
 import re
-import signal
-import sys
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 
 from math_verify import LatexExtractionConfig, parse, verify
 
@@ -26,7 +22,14 @@ _SPACED_DIGITS = re.compile(r"\d\s+\d")
 _MULTIPLES = re.compile(r"\b(?:hundred|thousand|million|billion|trillion|dozen)s?\b")
 
 
-def equivalent(gold: str, answer: str) -> bool:
+EXAMPLE = ("1/2", "0.5")
+
+
+class GoldError(Exception):
+    """The right answer cannot be read."""
+
+
+def check(gold: str, answer: str) -> bool:
     """Whether ``answer`` has the value of ``gold``: numbers to six decimals, everything else symbolically.
 
     An answer counts only as a whole: prose, several values or several numbers side by side are not what one of them
@@ -34,7 +37,7 @@ def equivalent(gold: str, answer: str) -> bool:
     are compared as text, without their case.
 
     Raises:
-        ValueError: ``gold`` cannot be read.
+        GoldError: ``gold`` cannot be read.
     """
     gold, answer = _plain(gold), _plain(answer)
     if gold and gold.casefold() == answer.casefold():
@@ -44,7 +47,7 @@ def equivalent(gold: str, answer: str) -> bool:
         return False
     expected = _parse(right.value)
     if not expected:
-        raise ValueError(f"the right answer {gold!r} cannot be read")
+        raise GoldError(f"the right answer {gold!r} cannot be read")
     if given.is_prose() or _SPACED_DIGITS.search(given.value):
         return False
     return bool(verify(expected, _parse(given.value), timeout_seconds=None, raise_on_error=True))
@@ -96,28 +99,3 @@ def _plain(text: str) -> str:
 def _parse(text: str) -> list[object]:
     boxed = [LatexExtractionConfig(boxed_match_priority=0)]
     return list(parse(f"\\boxed{{{text}}}", boxed, "no_fallback", "first_match", parsing_timeout=None))
-
-
-def serve(connection: Connection, seconds: float) -> None:
-    """Answer each (gold, answer) with a verdict, or with the text of an exception, until the other end is closed.
-
-    The process ends by itself where a check still runs long after ``seconds``, and so when nobody waits for it.
-    """
-    logging.disable(logging.CRITICAL)
-    connection.send(equivalent("1/2", "0.5"))
-    while True:
-        try:
-            gold, answer = connection.recv()
-        except EOFError:
-            return
-        signal.setitimer(signal.ITIMER_REAL, 2 * seconds + 1)
-        try:
-            verdict: bool | str = equivalent(gold, answer)
-        except Exception as error:
-            verdict = f"{type(error).__name__}: {error}"
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        connection.send(verdict)
-
-
-if __name__ == "__main__":
-    serve(Connection(int(sys.argv[1])), float(sys.argv[2]))

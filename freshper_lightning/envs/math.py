@@ -4,7 +4,7 @@ from typing import Literal, get_args
 
 from freshper_lightning.envs.checker import CheckLimits, shared_pool
 from freshper_lightning.envs.question import MAX_ANSWER, QuestionEnv, tagged_answer
-from freshper_lightning.envs.questions import MARKER, Answers, Question, QuestionSource, read_number
+from freshper_lightning.envs.questions import MARKER, Answers, Question, QuestionSource, obvious, read_number
 
 Form = Literal["marker", "tag"]
 """Where a reply gives its answer: in a last line behind ``####``, or in ``<answer>`` tags."""
@@ -72,11 +72,12 @@ class MathQuestion(QuestionEnv):
             raise ValueError(f"form must be one of {', '.join(get_args(Form))}, not {form!r}")
         if not 0 <= format_reward < 1:
             raise ValueError(f"format_reward must be in [0, 1), not {format_reward}")
+        limits = CheckLimits(checkers, check_seconds)
         source = QuestionSource(path, dataset, config, split, question_field, answer_field, answers).read()
         self.questions, self.instances = source.questions, source.identities()
         self.answers, self.form, self.format_reward = answers, form, format_reward
         self.question: Question
-        self._pool = shared_pool(CheckLimits(checkers, check_seconds)) if answers == "expression" else None
+        self._pool = shared_pool(limits) if answers == "expression" else None
         super().__init__(INSTRUCTIONS[form, answers], attempts, source.longest(), source.charset())
 
     def draw(self, seed: int | None) -> str:
@@ -98,7 +99,11 @@ class MathQuestion(QuestionEnv):
             CheckError: There is no verdict.
         """
         gold = self.question.answer
-        right = read_number(gold) == read_number(answer) if self._pool is None else self._pool.check(gold, answer)
+        right = obvious(gold, answer)
+        if self._pool is None:
+            right = read_number(gold) == read_number(answer)
+        elif right is None:
+            right = self._pool.check(gold, answer)
         return 1.0 if right else self.format_reward
 
     def close(self) -> None:

@@ -35,6 +35,14 @@ def read_number(text: str) -> Decimal | None:
     return Decimal(f"{outer}{inner}{whole.replace(',', '')}{fraction}")
 
 
+def obvious(gold: str, answer: str) -> bool | None:
+    """The verdict where both are numbers in decimal notation, compared exactly; percentages are not obvious."""
+    right, given = read_number(gold), read_number(answer)
+    if right is None or given is None:
+        return None
+    return True if right == given else None if "%" in gold + answer else False
+
+
 def final_answer(solution: str) -> str:
     """The text behind the last ``####`` of ``solution``, else in its last ``\\boxed{}``, else all of it."""
     if MARKER in solution:

@@ -4,11 +4,17 @@ import importlib
 import zlib
 from typing import Any
 
+from freshper_lightning.envs.checker import CheckerPool, CheckLimits, Checks, shared_pool
 from freshper_lightning.envs.question import QuestionEnv, tagged_answer
 
 MAX_QUESTION, MAX_ANSWER = 20_000, 4096
 """Characters; some tasks ask for whole grids."""
 MAX_DRAWS = 1000
+NONSENSE = "?"
+"""Right in no task."""
+SCORES = Checks(
+    "reasoning_scorer.py", ("reasoning_gym", "psutil"), "this environment", "pip install -e '.[reasoning-gym]'"
+)
 
 INSTRUCTION = "Answer the question. Think first, then give the answer alone in <answer>...</answer>."
 
@@ -18,26 +24,39 @@ class ReasoningGym(QuestionEnv):
 
     Many of its scorers give a share to an answer that merely contains the right one, so a smaller score is 0 here. The
     question depends on the seed of ``reset`` alone, and an even seed never gives a question of an odd one: training and
-    held-out seeds differ in parity. Needs the extra ``reasoning-gym``.
+    held-out seeds differ in parity. An answer is scored in a process of its own with a time limit, where no code in it
+    runs: a score that comes late or not at all raises and so costs the episode, never its reward. An answer of a shape
+    that the scorer does not expect scores 0. Needs the extra ``reasoning-gym``.
 
     Args:
         task: Name of the data set in reasoning-gym, such as ``chain_sum``.
         config: Its settings.
         attempts: Replies per question, at least 1.
+        checkers: Answers scored at once, each in a process of its own.
+        check_seconds: Time that one score may take.
 
     Raises:
-        ValueError: reasoning-gym is not installed, or refuses ``task`` or ``config``.
+        ValueError: reasoning-gym is not installed, refuses ``task`` or ``config``, or takes any answer for right, or
+            an argument is out of range.
     """
 
-    def __init__(self, task: str, config: dict[str, Any] | None = None, attempts: int = 1) -> None:
+    def __init__(
+        self,
+        task: str,
+        config: dict[str, Any] | None = None,
+        attempts: int = 1,
+        checkers: int = 2,
+        check_seconds: float = 10.0,
+    ) -> None:
         self.task, self.config = task, config or {}
-        self._library = _library()
+        self._pool: CheckerPool | None = shared_pool(CheckLimits(checkers, check_seconds), SCORES)
+        self._library = importlib.import_module("reasoning_gym")
         try:
-            self._generated(0)
+            self._entry = self._generated(0)
         except (ValueError, TypeError, AssertionError) as error:
             raise ValueError(f"task={task!r} with config={self.config}: {error}") from error
-        self._data: Any = None
-        self._entry: dict[str, Any] = {}
+        if self.score(NONSENSE):
+            raise ValueError(f"task={task!r} cannot be learned: its scorer in reasoning-gym takes any answer for right")
         super().__init__(INSTRUCTION, attempts, MAX_QUESTION)
 
     def draw(self, seed: int | None) -> str:
@@ -47,7 +66,7 @@ class ReasoningGym(QuestionEnv):
             RuntimeError: The task has no such question among many.
         """
         for _ in range(MAX_DRAWS):
-            self._data, self._entry = self._generated(int(self.np_random.integers(2**31)))
+            self._entry = self._generated(int(self.np_random.integers(2**31)))
             question = str(self._entry["question"])
             if seed is None or zlib.crc32(question.encode()) % 2 == seed % 2:
                 return question
@@ -58,18 +77,19 @@ class ReasoningGym(QuestionEnv):
         return tagged_answer(reply, MAX_ANSWER)
 
     def score(self, answer: str) -> float:
-        """1 for the full score of the task's own scorer, else 0."""
-        return float(self._data.score_answer(answer, self._entry) >= 1)
+        """1 for the full score of the task's own scorer, else 0.
 
-    def _generated(self, seed: int) -> tuple[Any, dict[str, Any]]:
-        data = self._library.create_dataset(self.task, seed=seed, size=1, **self.config)
-        return data, data[0]
+        Raises:
+            CheckError: There is no score.
+        """
+        assert self._pool is not None, "the environment is closed"
+        gold = str(self._entry["answer"])
+        return float(self._pool.check(gold, answer, self.task, self.config, self._entry))
 
+    def close(self) -> None:
+        """Let go of the processes, which end with the last environment that needs them."""
+        self._pool = None
 
-def _library() -> Any:
-    try:
-        return importlib.import_module("reasoning_gym")
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            "this environment needs the package reasoning-gym: pip install -e '.[reasoning-gym]'"
-        ) from error
+    def _generated(self, seed: int) -> dict[str, Any]:
+        entry: dict[str, Any] = self._library.create_dataset(self.task, seed=seed, size=1, **self.config)[0]
+        return entry

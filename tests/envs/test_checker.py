@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
-from freshper_lightning.envs.checker import CheckerPool, CheckError, CheckLimits, obvious, shared_pool
+from freshper_lightning.envs.checker import CheckerPool, CheckError, CheckLimits, shared_pool
+from freshper_lightning.envs.questions import obvious
 
 ENDLESS = "(10^9)!"
 """Takes hours to compare with a number, inside one multiplication that no exception reaches."""
@@ -140,7 +141,18 @@ def test_numbers_need_no_process(gold, answer, verdict):
     assert obvious(gold, answer) is verdict
 
 
+@pytest.mark.parametrize("value", [0, -3, "10", True, float("inf"), float("nan"), None])
 @pytest.mark.parametrize("name", ["checkers", "check_seconds", "mebibytes"])
-def test_a_limit_that_is_not_positive_is_refused_by_name(name):
-    with pytest.raises(ValueError, match=f"{name} must be positive"):
-        CheckLimits(**{name: 0})
+def test_a_limit_that_is_not_a_number_above_0_is_refused_by_name(name, value):
+    with pytest.raises(ValueError, match=rf"{name} must be a (whole )?number above 0, not {value!r}"):
+        CheckLimits(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["checkers", "mebibytes"])
+def test_what_counts_something_is_whole(name):
+    with pytest.raises(ValueError, match=rf"{name} must be a whole number above 0, not 2\.5"):
+        CheckLimits(**{name: 2.5})
+
+
+def test_an_answer_whose_shape_breaks_the_check_is_wrong_and_not_an_error(pool):
+    assert not pool.check("(1,2)", r"\{1,2,2\}")

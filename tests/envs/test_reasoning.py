@@ -1,10 +1,24 @@
 import pytest
+from reasoning_gym.composite import DatasetSpec
+from reasoning_gym.factory import DATASETS
 
+from freshper_lightning.envs.checker import CheckError, CheckLimits, shared_pool
 from freshper_lightning.envs.protocol import make_text_env
-from freshper_lightning.envs.reasoning import ReasoningGym
+from freshper_lightning.envs.reasoning import SCORES, ReasoningGym
 from tests.envs.replies import malformed_replies
 
+EVALUATED = (
+    *("binary_matrix", "countdown", "intermediate_integration", "n_queens", "polynomial_multiplication", "puzzle24"),
+    *("simple_integration", "spiral_matrix", "string_insertion"),
+)
+"""Tasks whose scorers hand the answer to eval, or to sympy, which does the same."""
 SUMS = {"task": "chain_sum", "config": {"min_digits": 1, "max_digits": 2}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def processes():
+    """Kept between tests, which would start their own."""
+    return shared_pool(CheckLimits(), SCORES)
 
 
 def solution(env):
@@ -43,9 +57,94 @@ def test_malformed_replies_neither_raise_nor_score():
         assert env.step(reply)[1:3] == (0.0, False), reply[:200]
 
 
+@pytest.mark.parametrize("task", EVALUATED)
+def test_code_in_an_answer_does_not_run(task, tmp_path):
+    env, mark = ReasoningGym(task, attempts=20), tmp_path / "mark"
+    env.reset(seed=2)
+    code = f"__import__('os').system('touch {mark}')"
+    classes = "[c for c in ().__class__.__base__.__subclasses__() if c.__name__ == '_wrap_close']"
+    hidden = f'__import__("os").system("touch {mark}")'
+    for answer in (
+        *(code, f"[{code}]", f"sin({hidden!r})", f"1 + {hidden!r}", f"[open('{mark}', 'w')]", f"{{{code}}}"),
+        *(f"(lambda: {code})()", f"[{code} for _ in range(1)]", f"1 if {code} else 2", f"f'{{{hidden}}}'"),
+        *(f"exec({hidden!r})", f"sympify({hidden!r})", f"Symbol.__base__.__subclasses__({code})"),
+        f"{classes}[0].__init__.__globals__['system']('touch {mark}')",
+    ):
+        assert env.step(f"<answer>{answer}</answer>")[1] == 0
+        assert not mark.exists(), answer
+
+
+def test_code_does_not_run_in_a_task_made_of_others(tmp_path):
+    env = ReasoningGym("composite", {"datasets": [DatasetSpec("countdown", 1, {}), DatasetSpec("n_queens", 1, {})]})
+    for seed in range(6):
+        env.reset(seed=seed)
+        env.step(f"<answer>[__import__('os').system('touch {tmp_path / 'mark'}')]</answer>")
+        assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
-    "arguments", [{"task": "no_such_task"}, {"task": "chain_sum", "config": {"colour": 1}}, {**SUMS, "attempts": 0}]
+    ("task", "answer"),
+    [
+        ("polynomial_multiplication", "{gold} + x - x"),
+        ("simple_integration", "{gold} + sqrt(2) + exp(3)"),
+        ("intermediate_integration", "{gold} + 0*sin(1)"),
+        ("countdown", " ({gold}) "),
+    ],
+)
+def test_an_answer_may_be_arithmetic_and_functions(task, answer):
+    env = ReasoningGym(task)
+    env.reset(seed=2)
+    assert env.step(f"<answer>{answer.format(gold=env._entry['answer'])}</answer>")[1] == 1
+
+
+def test_an_answer_that_takes_too_long_is_an_error_and_the_next_one_is_scored():
+    env = ReasoningGym("countdown", attempts=2, check_seconds=1)
+    env.reset(seed=2)
+    with pytest.raises(CheckError, match=r"the check of '9\*\*9\*\*9\*\*9' against .* took more than 1 s"):
+        env.step("<answer>9**9**9**9</answer>")
+    assert env.step(f"<answer>{env._entry['answer']}</answer>")[1] == 1
+
+
+@pytest.mark.parametrize("task", sorted(set(DATASETS) - {"composite", "game_of_life_halting"}))
+def test_every_task_takes_its_own_answer_and_no_junk(task):
+    env = ReasoningGym(task)
+    for seed in range(3):
+        env.reset(seed=seed)
+        if (gold := env._entry["answer"]) is not None:
+            assert env.score(str(gold)) == 1
+    for junk in ("2 and 3", "[[]]", "{}", "null", '{"a": 1}', "1/0", "a=b", "(", "nan", "nanj", "[nan, nan]", "\ud800"):
+        assert env.score(junk) == 0, junk
+
+
+@pytest.mark.parametrize(
+    ("task", "answer"), [("prime_factorization", "2 and 3"), ("boxnet", "5"), ("game_of_life", "{}")]
+)
+def test_an_answer_of_a_shape_that_the_scorer_does_not_expect_scores_0(task, answer):
+    env = ReasoningGym(task)
+    env.reset(seed=0)
+    assert env.step(f"<answer>{answer}</answer>")[1:3] == (0.0, True)
+
+
+def test_a_task_whose_scorer_takes_any_answer_is_refused():
+    with pytest.raises(ValueError, match="task='game_of_life_halting' cannot be learned"):
+        ReasoningGym("game_of_life_halting")
+
+
+def test_without_the_packages_it_is_refused_with_what_to_install(monkeypatch):
+    monkeypatch.setattr("freshper_lightning.envs.checker.find_spec", lambda name: None if name == "psutil" else name)
+    with pytest.raises(ValueError, match=r"needs the package psutil: pip install -e '\.\[reasoning-gym\]'"):
+        ReasoningGym(**SUMS)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"task": "no_such_task"},
+        {"task": "chain_sum", "config": {"colour": 1}},
+        {**SUMS, "attempts": 0},
+        {**SUMS, "checkers": 0},
+    ],
 )
 def test_what_reasoning_gym_does_not_have_is_refused(arguments):
-    with pytest.raises(ValueError, match=r"no_such_task|colour|attempts"):
+    with pytest.raises(ValueError, match=r"no_such_task|colour|attempts|checkers"):
         ReasoningGym(**arguments)
