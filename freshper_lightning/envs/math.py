@@ -1,10 +1,19 @@
 """Mathematical questions from a JSONL file or a data set, answered in one or several attempts."""
 
+from functools import cache
 from typing import Literal, get_args
 
-from freshper_lightning.envs.checker import CheckLimits, shared_pool
+from freshper_lightning.envs.checker import CheckerPool, CheckError, CheckLimits, shared_pool
 from freshper_lightning.envs.question import MAX_ANSWER, QuestionEnv, tagged_answer
-from freshper_lightning.envs.questions import MARKER, Answers, Question, QuestionSource, obvious, read_number
+from freshper_lightning.envs.questions import (
+    MARKER,
+    Answers,
+    Question,
+    QuestionSet,
+    QuestionSource,
+    obvious,
+    read_number,
+)
 
 Form = Literal["marker", "tag"]
 """Where a reply gives its answer: in a last line behind ``####``, or in ``<answer>`` tags."""
@@ -32,13 +41,14 @@ class MathQuestion(QuestionEnv):
     The right answer scores 1, another one in the form asked for ``format_reward``, and everything else 0. As a
     ``number`` the answer is compared exactly by value (``1,000.0`` is ``1000``); as an ``expression`` it is checked by
     math-verify, as a whole, in a process of its own with a time limit: a check without a verdict raises and so costs
-    the episode, never its reward. The source is read once per process.
+    the episode, never its reward. The source is read once per process; so are its expressions by math-verify, which
+    takes some milliseconds each and shows those that it cannot read before a model is loaded.
 
     Args:
         path: JSONL file of objects; exactly one of ``path`` and ``dataset`` must be given.
         dataset: Name or folder for ``datasets.load_dataset``.
         config: Configuration of the data set.
-        split: Split of the data set; ``train[:60]`` is a part of one.
+        split: Split of the data set, ``train`` where it is not given; ``train[:60]`` is a part of one.
         question_field: Holds the question.
         answer_field: Holds the answer, or a solution that ends in ``#### answer`` or in ``\\boxed{answer}``.
         answers: Whether answers are numbers or expressions.
@@ -49,8 +59,9 @@ class MathQuestion(QuestionEnv):
         check_seconds: Time that one check may take.
 
     Raises:
-        ValueError: The source cannot be read, is empty, or has a row without question or answer, or an argument is
-            out of range; the message names the argument.
+        ValueError: The source cannot be read, is empty, has a row without question or answer, an answer that
+            math-verify cannot read, or two answers to one question, or an argument is out of range; the message names
+            the argument.
     """
 
     def __init__(
@@ -58,7 +69,7 @@ class MathQuestion(QuestionEnv):
         path: str | None = None,
         dataset: str | None = None,
         config: str | None = None,
-        split: str = "train",
+        split: str | None = None,
         question_field: str = "question",
         answer_field: str = "answer",
         answers: Answers = "number",
@@ -70,15 +81,16 @@ class MathQuestion(QuestionEnv):
     ) -> None:
         if form not in get_args(Form):
             raise ValueError(f"form must be one of {', '.join(get_args(Form))}, not {form!r}")
-        if not 0 <= format_reward < 1:
-            raise ValueError(f"format_reward must be in [0, 1), not {format_reward}")
+        if not isinstance(format_reward, int | float) or not 0 <= format_reward < 1:
+            raise ValueError(f"format_reward must be in [0, 1), not {format_reward!r}")
         limits = CheckLimits(checkers, check_seconds)
-        source = QuestionSource(path, dataset, config, split, question_field, answer_field, answers).read()
-        self.questions, self.instances = source.questions, source.identities()
+        source = QuestionSource(path, dataset, config, split, question_field, answer_field, answers)
+        self._pool = shared_pool(limits) if answers == "expression" else None
+        questions = _checked(source, limits)
+        self.questions, self.instances = questions.questions, questions.identities()
         self.answers, self.form, self.format_reward = answers, form, format_reward
         self.question: Question
-        self._pool = shared_pool(limits) if answers == "expression" else None
-        super().__init__(INSTRUCTIONS[form, answers], attempts, source.longest(), source.charset())
+        super().__init__(INSTRUCTIONS[form, answers], attempts, questions.longest(), questions.charset())
 
     def draw(self, seed: int | None) -> str:
         """The text of a question of the source."""
@@ -98,14 +110,40 @@ class MathQuestion(QuestionEnv):
         Raises:
             CheckError: There is no verdict.
         """
-        gold = self.question.answer
-        right = obvious(gold, answer)
-        if self._pool is None:
-            right = read_number(gold) == read_number(answer)
-        elif right is None:
-            right = self._pool.check(gold, answer)
-        return 1.0 if right else self.format_reward
+        return 1.0 if _same(self.question.answer, answer, self._pool) else self.format_reward
 
     def close(self) -> None:
         """Let go of the checkers, which end with the last environment that needs them."""
         self._pool = None
+
+
+def _same(gold: str, answer: str, pool: CheckerPool | None) -> bool:
+    """Whether the two are equal, by value without a pool and by its checks with one."""
+    if pool is None:
+        return read_number(gold) == read_number(answer)
+    verdict = obvious(gold, answer)
+    return pool.check(gold, answer) if verdict is None else verdict
+
+
+@cache
+def _checked(source: QuestionSource, limits: CheckLimits) -> QuestionSet:
+    """The questions of ``source``, whose answers can be read, one to each question.
+
+    Raises:
+        ValueError: They cannot.
+    """
+    questions, answers = source.read(), dict[str, str]()
+    pool = shared_pool(limits) if source.answers == "expression" else None
+    for number, question in enumerate(questions.questions, start=1):
+        where, given = f"{source}: row {number}", f"{source.answer_field}={question.answer!r}"
+        try:
+            if pool is not None and read_number(question.answer) is None:
+                pool.check(question.answer, "0")
+            first = answers.setdefault(question.text, question.answer)
+            if not (first == question.answer or _same(first, question.answer, pool)):
+                raise ValueError(
+                    f"{where}: {given} must be {first!r} as in an earlier row with the same {source.question_field}"
+                )
+        except CheckError as error:
+            raise ValueError(f"{where}: {given} must be an answer that math-verify reads: {error}") from error
+    return questions

@@ -1,9 +1,11 @@
 """Questions with one answer each, from a JSONL file or a data set."""
 
 import importlib
+import math
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from decimal import Decimal
 from functools import cache
 from typing import Any, Literal, get_args
@@ -60,6 +62,10 @@ def _up_to_closing_brace(text: str) -> str:
     return text
 
 
+_QUOTES = str.maketrans("‘’‚‛`´′“”„‟«»″", "'" * 7 + '"' * 7)
+_RAISED = {"<super>": "^", "<sub>": "_"}
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """A question and the one answer to it."""
@@ -68,8 +74,23 @@ class Question:
     answer: str
 
     def identity(self) -> str:
-        """Equal for questions that differ in case and white space alone."""
-        return " ".join(self.text.casefold().split())
+        """Equal for questions that differ in case, white space, characters without a form, or their encoding alone.
+
+        Forms of quotation marks and of dashes are one, and those of a letter that NFKC makes one; a power stays apart
+        from a digit.
+        """
+        text = "".join(map(_plain_character, self.text.translate(_QUOTES)))
+        folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+        return " ".join(folded.split())
+
+
+def _plain_character(character: str) -> str:
+    category = unicodedata.category(character)
+    if category == "Cf":
+        return ""
+    if category == "Pd" or character == "−":
+        return "-"
+    return _RAISED.get(unicodedata.decomposition(character).partition(" ")[0], "") + character
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,22 +117,33 @@ class QuestionSource:
     """Where questions come from; equal sources are read once per process.
 
     Raises:
-        ValueError: Not exactly one of ``path`` and ``dataset`` is given, or ``answers`` is unknown.
+        ValueError: Not exactly one of ``path`` and ``dataset`` is given, ``config`` or ``split`` is given with a
+            ``path``, an argument is no text, or ``answers`` is unknown.
     """
 
     path: str | None = None
     dataset: str | None = None
     config: str | None = None
-    split: str = "train"
+    split: str | None = None
+    """``train`` where it is not given."""
     question_field: str = "question"
     answer_field: str = "answer"
     answers: Answers = "number"
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not (isinstance(value, str) and value) and not (value is None and field.default is None):
+                raise ValueError(f"{field.name} must be a text, not {value!r}")
         if (self.path is None) == (self.dataset is None):
             raise ValueError(
                 f"exactly one of path and dataset must be given, not path={self.path!r}, dataset={self.dataset!r}"
             )
+        for name in ("config", "split"):
+            if self.path is not None and getattr(self, name) is not None:
+                raise ValueError(
+                    f"{name} must be left out with path={self.path!r}, not {getattr(self, name)!r}: a file has none"
+                )
         if self.answers not in get_args(Answers):
             raise ValueError(f"answers must be one of {', '.join(get_args(Answers))}, not {self.answers!r}")
 
@@ -119,7 +151,7 @@ class QuestionSource:
         """As error messages name it."""
         if self.path is not None:
             return f"path={self.path!r}"
-        return f"dataset={self.dataset!r}, config={self.config!r}, split={self.split!r}"
+        return f"dataset={self.dataset!r}, config={self.config!r}, split={self._split()!r}"
 
     def read(self) -> QuestionSet:
         """All questions.
@@ -129,6 +161,9 @@ class QuestionSource:
                 names the argument.
         """
         return _read(self)
+
+    def _split(self) -> str:
+        return self.split or "train"
 
     def _rows(self) -> Iterable[Mapping[str, Any]]:
         return read_jsonl(self.path, "path") if self.path is not None else self._dataset_rows()
@@ -141,7 +176,7 @@ class QuestionSource:
                 f"dataset={self.dataset!r} needs the package datasets: pip install -e '.[datasets]', or use path"
             ) from error
         try:
-            rows: Iterable[Mapping[str, Any]] = datasets.load_dataset(self.dataset, self.config, split=self.split)
+            rows: Iterable[Mapping[str, Any]] = datasets.load_dataset(self.dataset, self.config, split=self._split())
         except (ValueError, OSError) as error:
             raise ValueError(f"{self} cannot be loaded: {error}") from error
         return rows
@@ -152,15 +187,21 @@ class QuestionSource:
                 raise ValueError(
                     f"{self}: row {number} has no {key}={getattr(self, key)!r}; its fields are {', '.join(row)}"
                 )
-        text, answer = row[self.question_field], final_answer(str(row[self.answer_field]))
+        text, given = row[self.question_field], row[self.answer_field]
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f"{self}: row {number}: {self.question_field} must be a text, not {text!r}")
+        answer = final_answer(_written(given))
         if not answer or (self.answers == "number" and read_number(answer) is None):
-            allowed = "a number or end in '#### number'" if self.answers == "number" else "a text"
-            raise ValueError(
-                f"{self}: row {number}: {self.answer_field} must be {allowed}, not {row[self.answer_field]!r}"
-            )
+            allowed = "a number or end in '#### number'" if self.answers == "number" else "a text or a number"
+            raise ValueError(f"{self}: row {number}: {self.answer_field} must be {allowed}, not {given!r}")
         return Question(text.strip(), answer)
+
+
+def _written(value: object) -> str:
+    """A text as it is, a number in decimal notation, and nothing of anything else, which is no answer."""
+    if isinstance(value, float) and math.isfinite(value):
+        return f"{Decimal(repr(value)):f}"
+    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
 
 
 @cache

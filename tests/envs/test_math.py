@@ -1,4 +1,5 @@
 import json
+import re
 import sys
 from decimal import Decimal
 from pathlib import Path
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from freshper_lightning.envs.checker import CheckError
 from freshper_lightning.envs.math import INSTRUCTIONS, MathQuestion, marked_answer
 from freshper_lightning.envs.protocol import make_text_env
-from freshper_lightning.envs.questions import final_answer, read_number
+from freshper_lightning.envs.questions import Question, final_answer, read_number
 from tests.envs.replies import malformed_replies
 from tests.questions import write_questions
 
@@ -208,7 +209,15 @@ def test_an_answer_may_be_a_bare_number_and_fields_may_have_other_names(tmp_path
         ([{"answer": "1"}], "row 1 has no question_field='question'; its fields are answer"),
         ([{"question": "?", "answer": 1}, {"question": "?", "answer": "blue"}], "row 2: answer must be a number"),
         ([{"question": "?", "answer": True}], "row 1: answer must be a number"),
+        *[
+            ([{"question": "?", "answer": 1}, {"question": "!", "answer": value}], "row 2: answer must be a number")
+            for value in (None, [18], {"value": 18}, True, float("nan"), float("inf"))
+        ],
         ([{"question": " ", "answer": 1}], "row 1: question must be a text"),
+        (
+            [{"question": "?", "answer": 1}, {"question": "?", "answer": "1.0"}, {"question": " ? ", "answer": 2}],
+            "row 3: answer='2' must be '1' as in an earlier row with the same question",
+        ),
     ],
 )
 def test_a_file_that_cannot_serve_is_refused(tmp_path, rows, message):
@@ -216,6 +225,63 @@ def test_a_file_that_cannot_serve_is_refused(tmp_path, rows, message):
     with pytest.raises(ValueError, match=r"path=.*broken\.jsonl") as refusal:
         MathQuestion(path=path)
     assert message in str(refusal.value)
+
+
+@pytest.mark.parametrize("value", [None, [18], {"value": 18}, False, float("nan"), ""])
+def test_what_is_no_answer_is_not_taken_as_text(tmp_path, value):
+    with pytest.raises(ValueError, match=r"row 1: answer must be a text or a number, not"):
+        env_of(tmp_path, value, answers="expression")
+
+
+@pytest.mark.parametrize(("value", "written"), [(1e16, "1" + "0" * 16), (1e-7, "0.0000001"), (-2.5, "-2.5"), (3, "3")])
+def test_a_number_is_taken_in_decimal_notation(tmp_path, value, written):
+    assert env_of(tmp_path, value).questions[0].answer == written
+
+
+def test_an_expression_that_math_verify_cannot_read_is_refused_at_the_start(tmp_path):
+    rows = {"question": "a?", "answer": "1/2"}, {"question": "b?", "answer": r"\frac{"}
+    with pytest.raises(
+        ValueError, match=r"row 2: answer='.*frac\{' must be an answer that math-verify reads: .*cannot be"
+    ):
+        MathQuestion(path=jsonl(tmp_path / "broken.jsonl", *rows), answers="expression", check_seconds=60)
+
+
+def test_one_question_has_one_answer_however_it_is_written(tmp_path):
+    rows = [{"question": "?", "answer": answer} for answer in ("1/2", r"\frac{1}{2}", "0.5", "1/3")]
+    settings = {"answers": "expression", "check_seconds": 60}
+    assert len(MathQuestion(path=jsonl(tmp_path / "alike.jsonl", *rows[:3]), **settings).questions) == 3
+    with pytest.raises(ValueError, match="row 4: answer='1/3' must be '1/2' as in an earlier row"):
+        MathQuestion(path=jsonl(tmp_path / "unlike.jsonl", *rows), **settings)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "Le Cafe\u0301 n'ouvre pas - 2x?",
+        "le Café n’ouvre pas – 2x?",
+        "Le  Café n\u200b'ouvre\u00a0pas - 2x?\ufeff",
+        "Le Ca\u00adfé n'ouvre pas − ２x?",
+    ],
+)
+def test_a_question_is_known_again_however_it_is_encoded(other):
+    assert Question("Le Café n'ouvre pas - 2x?", "1").identity() == Question(other, "1").identity()
+
+
+def test_a_power_is_no_digit():
+    assert Question("What is 2⁵?", "32").identity() != Question("What is 25?", "25").identity()
+    assert Question("What is 2⁵?", "32").identity() == Question("What is 2^5?", "32").identity()
+
+
+@pytest.mark.parametrize(("name", "value"), [("split", "train[:60]"), ("config", "main")])
+def test_what_has_no_effect_on_a_file_is_refused(path, name, value):
+    with pytest.raises(ValueError, match=rf"{name} must be left out with path='.*', not '{re.escape(value)}'"):
+        MathQuestion(path=path, **{name: value})
+
+
+@pytest.mark.parametrize("arguments", [{"path": 5}, {"dataset": ["a"]}, {"dataset": "a", "split": 60}, {"path": ""}])
+def test_a_source_is_named_by_texts(arguments):
+    with pytest.raises(ValueError, match=r"(path|dataset|split) must be a text, not"):
+        MathQuestion(**arguments)
 
 
 def test_a_missing_file_and_a_missing_source_are_refused_by_key(tmp_path):
@@ -319,6 +385,7 @@ def test_a_check_without_a_verdict_raises_and_is_not_a_reward_of_zero(tmp_path):
         ({"attempts": 0}, "attempts must be at least 1, not 0"),
         ({"form": "box"}, "form must be one of marker, tag, not 'box'"),
         ({"answers": "words"}, "answers must be one of number, expression, not 'words'"),
+        ({"format_reward": "0.1"}, "format_reward must be in \\[0, 1\\), not '0.1'"),
         ({"format_reward": 1.0}, "format_reward must be in \\[0, 1\\), not 1.0"),
         ({"answers": "expression", "check_seconds": 0}, "check_seconds must be a number above 0, not 0"),
         ({"check_seconds": float("inf")}, "check_seconds must be a number above 0, not inf"),
