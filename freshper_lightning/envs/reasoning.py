@@ -53,7 +53,7 @@ class ReasoningGym(QuestionEnv):
         self._library = importlib.import_module("reasoning_gym")
         try:
             self._entry = self._generated(0)
-        except (ValueError, TypeError, AssertionError) as error:
+        except (AssertionError, AttributeError, TypeError, ValueError) as error:
             raise ValueError(f"task={task!r} with config={self.config}: {error}") from error
         if self.score(NONSENSE):
             raise ValueError(f"task={task!r} cannot be learned: its scorer in reasoning-gym takes any answer for right")

@@ -146,5 +146,5 @@ def test_without_the_packages_it_is_refused_with_what_to_install(monkeypatch):
     ],
 )
 def test_what_reasoning_gym_does_not_have_is_refused(arguments):
-    with pytest.raises(ValueError, match=r"no_such_task|colour|attempts|checkers"):
+    with pytest.raises(ValueError, match=r"no_such_task|colour|attempts|checkers|composite"):
         ReasoningGym(**arguments)
