@@ -86,11 +86,16 @@ class MathQuestion(QuestionEnv):
         limits = CheckLimits(checkers, check_seconds)
         source = QuestionSource(path, dataset, config, split, question_field, answer_field, answers)
         self._pool = shared_pool(limits) if answers == "expression" else None
-        questions = _checked(source, limits)
-        self.questions, self.instances = questions.questions, questions.identities()
+        self._source = _checked(source, limits)
+        self.questions = self._source.questions
         self.answers, self.form, self.format_reward = answers, form, format_reward
         self.question: Question
-        super().__init__(INSTRUCTIONS[form, answers], attempts, questions.longest(), questions.charset())
+        super().__init__(INSTRUCTIONS[form, answers], attempts, self._source.longest(), self._source.charset())
+
+    @property
+    def instances(self) -> frozenset[str]:
+        """What tells the questions from those of another source."""
+        return self._source.identities()
 
     def draw(self, seed: int | None) -> str:
         """The text of a question of the source."""
@@ -130,20 +135,28 @@ def _checked(source: QuestionSource, limits: CheckLimits) -> QuestionSet:
     """The questions of ``source``, whose answers can be read, one to each question.
 
     Raises:
-        ValueError: They cannot.
+        ValueError: They cannot; the message has the number of such rows and the first of them.
     """
     questions, answers = source.read(), dict[str, str]()
     pool = shared_pool(limits) if source.answers == "expression" else None
+    faults = []
     for number, question in enumerate(questions.questions, start=1):
-        where, given = f"{source}: row {number}", f"{source.answer_field}={question.answer!r}"
-        try:
-            if pool is not None and read_number(question.answer) is None:
-                pool.check(question.answer, "0")
-            first = answers.setdefault(question.text, question.answer)
-            if not (first == question.answer or _same(first, question.answer, pool)):
-                raise ValueError(
-                    f"{where}: {given} must be {first!r} as in an earlier row with the same {source.question_field}"
-                )
-        except CheckError as error:
-            raise ValueError(f"{where}: {given} must be an answer that math-verify reads: {error}") from error
+        first = answers.setdefault(question.text, question.answer)
+        if fault := _fault(first, question.answer, pool):
+            faults.append(f"row {number} has {source.answer_field}={question.answer!r}, which must be {fault}")
+    if faults:
+        some = "; ".join(faults[:3])
+        raise ValueError(f"{source}: {len(faults)} of {len(questions.questions)} rows do not fit: {some}")
     return questions
+
+
+def _fault(first: str, answer: str, pool: CheckerPool | None) -> str:
+    """What ``answer`` must be and is not, in words; ``first`` is that of the first row with its question."""
+    try:
+        if pool is not None and read_number(answer) is None:
+            pool.check(answer, "0")
+        if first != answer and not _same(first, answer, pool):
+            return f"{first!r} as in an earlier row with the same question"
+    except CheckError as error:
+        return f"an answer that math-verify reads: {error}"
+    return ""

@@ -73,15 +73,16 @@ class Question:
     text: str
     answer: str
 
-    def identity(self) -> str:
-        """Equal for questions that differ in case, white space, characters without a form, or their encoding alone.
 
-        Forms of quotation marks and of dashes are one, and those of a letter that NFKC makes one; a power stays apart
-        from a digit.
-        """
-        text = "".join(map(_plain_character, self.text.translate(_QUOTES)))
-        folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
-        return " ".join(folded.split())
+def identity(question: str) -> str:
+    """Equal for texts of questions that differ in case, white space, invisible characters or encoding alone.
+
+    Forms of quotation marks and of dashes are one, and those of a letter that NFKC makes one; a power stays apart
+    from a digit.
+    """
+    text = "".join(map(_plain_character, question.translate(_QUOTES)))
+    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    return " ".join(folded.split())
 
 
 def _plain_character(character: str) -> str:
@@ -109,7 +110,7 @@ class QuestionSet:
 
     def identities(self) -> frozenset[str]:
         """What tells them from those of another source."""
-        return frozenset(question.identity() for question in self.questions)
+        return frozenset(identity(question.text) for question in self.questions)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import gymnasium
 
 from freshper_lightning.envs.answers import exact_match, normalize, token_f1
 from freshper_lightning.envs.protocol import ReplySpace
+from freshper_lightning.envs.questions import identity
 from freshper_lightning.errors import require_count
 from freshper_lightning.jsonl import read_jsonl
 from freshper_lightning.retrieval import Document, Retriever, open_index, open_server
@@ -72,10 +73,6 @@ class Question:
 
     text: str
     answers: tuple[str, ...]
-
-    def identity(self) -> str:
-        """Equal for questions that differ in case and white space alone."""
-        return " ".join(self.text.casefold().split())
 
 
 class SearchQuestion(gymnasium.Env[str, str]):
@@ -141,7 +138,7 @@ class SearchQuestion(gymnasium.Env[str, str]):
     @property
     def instances(self) -> frozenset[str]:
         """What tells the questions from those of another file."""
-        return frozenset(question.identity() for question in self.questions)
+        return frozenset(identity(question.text) for question in self.questions)
 
     def instruction(self) -> str:
         """The rules as the policy is told them; depends on the configuration, not on the question."""
