@@ -22,18 +22,37 @@ def replacing(path: str | Path, is_ours: Callable[[Path], bool], kind: str) -> I
     """
     folder = Path(path).resolve()
     new, old = (folder.with_name(f"{folder.name}.{secrets.token_hex(4)}.{part}") for part in ("unfinished", "old"))
-    try:
+    with _naming(path):
         _require_replaceable(folder, path, is_ours, kind)
         new.mkdir(parents=True)
+    try:
         yield new
-        if folder.exists():
-            folder.rename(old)
-        new.rename(folder)
-    except OSError as error:
-        raise ValueError(f"path={str(path)!r} cannot be written: {error}") from error
+        with _naming(path):
+            _exchange(folder, new, old)
     finally:
         shutil.rmtree(new, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def _naming(path: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"path={str(path)!r} cannot be written: {error}") from error
+
+
+def _exchange(folder: Path, new: Path, old: Path) -> None:
+    """Put ``new`` in the place of ``folder``, which becomes ``old``, or leave it where it is if that fails."""
+    if not folder.exists():
+        new.rename(folder)
+        return
+    folder.rename(old)
+    try:
+        new.rename(folder)
+    except OSError:
+        old.rename(folder)
+        raise
 
 
 def _require_replaceable(folder: Path, path: str | Path, is_ours: Callable[[Path], bool], kind: str) -> None:

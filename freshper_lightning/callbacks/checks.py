@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoTokenizer
 from datamodules.replay import ReplayDataModule
 from freshper_lightning.algorithms.algorithm import Reinforce
 from freshper_lightning.callbacks.parts import data_module, replay_data
-from freshper_lightning.envs.protocol import make_text_env
+from freshper_lightning.envs.protocol import make_text_env, takes_argument
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.module import PolicyModule
 from freshper_lightning.policy.net import require_model_folder
@@ -65,7 +65,8 @@ def check_held_out(
     Args:
         training: What is played in rollouts.
         evaluation: What is played in evaluations; that of rollouts where there is none.
-        demonstrated: Arguments of demonstrations, empty without any; one that ``training`` has too means the same.
+        demonstrated: Arguments of demonstrations, empty without any; one that the environment of ``training`` takes
+            means the same there.
 
     Raises:
         ConfigurationError: An environment cannot be made, or an instance of evaluation is trained on.
@@ -79,7 +80,9 @@ def check_held_out(
             )
         return
     evaluated = _instances("evaluation.environment", evaluation)
-    shared = {name: value for name, value in demonstrated.items() if name in training.kwargs}
+    if not evaluated:
+        return
+    shared = {name: value for name, value in demonstrated.items() if takes_argument(training.id, name)}
     shown = EnvironmentConfig(training.id, training.kwargs | shared)
     for key, kwargs, instances in (
         ("rollout.environment", training.kwargs, trained),

@@ -99,9 +99,17 @@ def _check_types(env_id: str, creator: Any, kwargs: Mapping[str, Any]) -> None:
     """Refuse a value of another type than the constructor's annotation, as far as that is made of plain types."""
     try:
         hints = get_type_hints(creator.__init__ if inspect.isclass(creator) else creator)
-    except (NameError, TypeError, AttributeError):  # an annotation that only its author's type checker can read
+    except (
+        NameError,
+        TypeError,
+        AttributeError,
+        SyntaxError,
+    ):  # an annotation that only its author's type checker can read
         return
+    defaults = {name: parameter.default for name, parameter in inspect.signature(creator).parameters.items()}
     for name, value in kwargs.items():
+        if value is None and defaults.get(name, ...) is None:  # text: str = None
+            continue
         hint = hints.get(name)
         options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         if all(option in _PLAIN for option in options) and not any(_fits(value, option) for option in options):

@@ -65,6 +65,17 @@ def test_questions_that_are_demonstrated_are_not_evaluated_on(tmp_path, index):
         check_held_out(train, test, {"noise": 0.4, "questions": test.kwargs["questions"]})
 
 
+def test_a_level_is_held_out_from_demonstrations_that_name_a_file_where_training_names_none(tmp_path):
+    for name, rows in (("held", "#####\n#@$.#\n#####"), ("other", "######\n#@ $.#\n######")):
+        (tmp_path / f"{name}.xsb").write_text(rows)
+    train = EnvironmentConfig("freshper/Sokoban-v0", {"rows": 6})
+    held, other = ({"levels": str(tmp_path / f"{name}.xsb")} for name in ("held", "other"))
+    check_held_out(train, EnvironmentConfig(train.id, held), {"noise": 0.1, **other})
+    check_held_out(EnvironmentConfig(train.id, {"max_turns": 50, "max_moves": 40}), train, {"max_turns": 20})
+    with pytest.raises(ConfigurationError, match=r"shares 1 instances with data\.arguments="):
+        check_held_out(train, EnvironmentConfig(train.id, held), {"noise": 0.1, **held})
+
+
 def test_demonstrations_of_what_is_evaluated_on_are_refused_before_the_model_is_loaded(model_path, tmp_path, index):
     train, test = (searches(tmp_path / f"{name}.jsonl", index, name) for name in ("train", "test"))
     module = policy(model_path, algorithm=SFT())

@@ -11,12 +11,26 @@ class Numbers(gymnasium.Env):
     observation_space, action_space = Discrete(3), Text(4)
 
 
+class Annotated(gymnasium.Env):
+    observation_space, action_space = Text(4), Text(4)
+
+    def __init__(self, render_mode: str = None, turns: "a number of turns" = 3):  # noqa: F722, RUF013
+        pass
+
+
+class Defaults(Annotated):
+    def __init__(self, render_mode: str = None):  # noqa: RUF013
+        pass
+
+
 class Buttons(gymnasium.Env):
     observation_space, action_space = Text(4), Discrete(3)
 
 
 gymnasium.register("freshper-test/Numbers-v0", Numbers)
 gymnasium.register("freshper-test/Buttons-v0", Buttons)
+gymnasium.register("freshper-test/Annotated-v0", Annotated)
+gymnasium.register("freshper-test/Defaults-v0", Defaults)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +106,8 @@ def test_an_argument_of_another_type_is_refused_with_the_right_one(env_id, kwarg
 def test_what_an_argument_allows_is_accepted():
     assert make_text_env("freshper/FrozenLake-v0", {"hole_probability": 0, "slippery": True, "render_mode": None})
     assert make_text_env("freshper/Sokoban-v0", {"max_moves": None, "max_turns": 12})
+    assert make_text_env("freshper-test/Defaults-v0", {"render_mode": None})
+    assert make_text_env("freshper-test/Annotated-v0", {"render_mode": None, "turns": 4})
 
 
 @pytest.mark.parametrize("name", ["Numbers", "Buttons"])
