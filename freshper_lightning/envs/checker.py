@@ -14,6 +14,8 @@ from pathlib import Path
 from threading import BoundedSemaphore, Lock
 from weakref import WeakSet, WeakValueDictionary, finalize
 
+from freshper_lightning.errors import require_count, require_setting
+
 SERVER = Path(__file__).with_name("check_server.py")
 START_SECONDS = 120.0
 """How long a process may take to import what it needs, on a machine that is busy with something else."""
@@ -47,7 +49,7 @@ class CheckLimits:
     """What checks may cost.
 
     Raises:
-        ValueError: A limit is not a number above 0, whole where it counts something; the message names it.
+        ConfigurationError: A limit is not a number above 0, whole where it counts something.
     """
 
     checkers: int = 2
@@ -58,11 +60,11 @@ class CheckLimits:
     """Resident memory of one process."""
 
     def __post_init__(self) -> None:
-        for name, kind in (("checkers", int), ("check_seconds", (int, float)), ("mebibytes", int)):
-            value = getattr(self, name)
-            if not isinstance(value, kind) or isinstance(value, bool) or not 0 < value < math.inf:
-                what = "a whole number" if kind is int else "a number"
-                raise ValueError(f"{name} must be {what} above 0, not {value!r}")
+        require_count("checkers", self.checkers)
+        seconds = self.check_seconds
+        timed = isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds < math.inf
+        require_setting("check_seconds", repr(seconds), timed, "a number above 0")
+        require_count("mebibytes", self.mebibytes)
 
 
 class _Worker:

@@ -14,6 +14,7 @@ import pytest
 
 from freshper_lightning.envs.checker import CheckerPool, CheckError, CheckLimits, shared_pool
 from freshper_lightning.envs.questions import obvious
+from freshper_lightning.errors import ConfigurationError
 
 ENDLESS = "(10^9)!"
 """Takes hours to compare with a number, inside one multiplication that no exception reaches."""
@@ -144,13 +145,15 @@ def test_numbers_need_no_process(gold, answer, verdict):
 @pytest.mark.parametrize("value", [0, -3, "10", True, float("inf"), float("nan"), None])
 @pytest.mark.parametrize("name", ["checkers", "check_seconds", "mebibytes"])
 def test_a_limit_that_is_not_a_number_above_0_is_refused_by_name(name, value):
-    with pytest.raises(ValueError, match=rf"{name} must be a (whole )?number above 0, not {value!r}"):
+    with pytest.raises(
+        ConfigurationError, match=rf"{name}={value!r} must be a (whole number of at least 1|number above 0)"
+    ):
         CheckLimits(**{name: value})
 
 
 @pytest.mark.parametrize("name", ["checkers", "mebibytes"])
 def test_what_counts_something_is_whole(name):
-    with pytest.raises(ValueError, match=rf"{name} must be a whole number above 0, not 2\.5"):
+    with pytest.raises(ConfigurationError, match=rf"{name}=2\.5 must be a whole number of at least 1"):
         CheckLimits(**{name: 2.5})
 
 

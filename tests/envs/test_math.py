@@ -387,9 +387,9 @@ def test_a_check_without_a_verdict_raises_and_is_not_a_reward_of_zero(tmp_path):
         ({"answers": "words"}, "answers must be one of number, expression, not 'words'"),
         ({"format_reward": "0.1"}, "format_reward must be in \\[0, 1\\), not '0.1'"),
         ({"format_reward": 1.0}, "format_reward must be in \\[0, 1\\), not 1.0"),
-        ({"answers": "expression", "check_seconds": 0}, "check_seconds must be a number above 0, not 0"),
-        ({"check_seconds": float("inf")}, "check_seconds must be a number above 0, not inf"),
-        ({"checkers": -3}, "checkers must be a whole number above 0, not -3"),
+        ({"answers": "expression", "check_seconds": 0}, "check_seconds=0 must be a number above 0"),
+        ({"check_seconds": float("inf")}, "check_seconds=inf must be a number above 0"),
+        ({"checkers": -3}, "checkers=-3 must be a whole number of at least 1"),
     ],
 )
 def test_an_argument_out_of_range_is_refused_by_name(path, arguments, message):
