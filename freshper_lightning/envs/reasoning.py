@@ -12,6 +12,10 @@ MAX_QUESTION, MAX_ANSWER = 20_000, 4096
 MAX_DRAWS = 1000
 NONSENSE = "?"
 """Right in no task."""
+CONSTANTS = ("0", "1", "None", "True", "False")
+"""Right in some tasks, and in none for different right answers."""
+PROBES = 5
+"""Questions that are tried before the first use of a task."""
 SCORES = Checks(
     "reasoning_scorer.py", ("reasoning_gym", "psutil"), "this environment", "pip install -e '.[reasoning-gym]'"
 )
@@ -36,8 +40,9 @@ class ReasoningGym(QuestionEnv):
         check_seconds: Time that one score may take.
 
     Raises:
-        ValueError: reasoning-gym is not installed, refuses ``task`` or ``config``, or takes any answer for right, or
-            an argument is out of range.
+        ValueError: reasoning-gym is not installed, refuses ``task`` or ``config``, takes one answer for right whatever
+            the right one is, or refuses its own, the task is not one of its own, or an argument is out of range.
+        CheckError: The checkers do not work.
     """
 
     def __init__(
@@ -49,14 +54,12 @@ class ReasoningGym(QuestionEnv):
         check_seconds: float = 10.0,
     ) -> None:
         self.task, self.config = task, config or {}
+        self._entry: dict[str, Any]
         self._pool: CheckerPool | None = shared_pool(CheckLimits(checkers, check_seconds), SCORES)
         self._library = importlib.import_module("reasoning_gym")
-        try:
-            self._entry = self._generated(0)
-        except (AssertionError, AttributeError, TypeError, ValueError) as error:
-            raise ValueError(f"task={task!r} with config={self.config}: {error}") from error
-        if self.score(NONSENSE):
-            raise ValueError(f"task={task!r} cannot be learned: its scorer in reasoning-gym takes any answer for right")
+        if (key := repr((task, self.config))) not in _SOUND:
+            self._require_sound()
+            _SOUND.add(key)
         super().__init__(INSTRUCTION, attempts, MAX_QUESTION)
 
     def draw(self, seed: int | None) -> str:
@@ -82,9 +85,7 @@ class ReasoningGym(QuestionEnv):
         Raises:
             CheckError: There is no score.
         """
-        assert self._pool is not None, "the environment is closed"
-        gold = str(self._entry["answer"])
-        return float(self._pool.check(gold, answer, self.task, self.config, self._entry))
+        return float(self._right(answer, self._entry))
 
     def close(self) -> None:
         """Let go of the processes, which end with the last environment that needs them."""
@@ -93,3 +94,38 @@ class ReasoningGym(QuestionEnv):
     def _generated(self, seed: int) -> dict[str, Any]:
         entry: dict[str, Any] = self._library.create_dataset(self.task, seed=seed, size=1, **self.config)[0]
         return entry
+
+    def _right(self, answer: str, entry: dict[str, Any]) -> bool:
+        assert self._pool is not None, "the environment is closed"
+        return self._pool.check(str(entry["answer"]), answer, self.task, self.config, entry)
+
+    def _require_sound(self) -> None:
+        """Try the scorer of the task on some questions.
+
+        Raises:
+            ValueError: Its scores cannot be those of right answers.
+        """
+        try:
+            entries = [self._generated(seed) for seed in range(PROBES)]
+        except (AssertionError, AttributeError, TypeError, ValueError) as error:
+            raise ValueError(f"task={self.task!r} with config={self.config}: {error}") from error
+        module = importlib.import_module("reasoning_gym.factory").DATASETS[self.task][0].__module__
+        if module.partition(".")[0] != "reasoning_gym":
+            raise ValueError(
+                f"task={self.task!r} must be one of reasoning-gym's own, not of {module}: the process that scores"
+                " answers does not know others"
+            )
+        unsound = f"task={self.task!r} cannot be learned: its scorer in reasoning-gym"
+        for answer in (NONSENSE, *CONSTANTS):
+            taken = {str(entry["answer"]).casefold() for entry in entries if self._right(answer, entry)}
+            if len(taken) > (answer != NONSENSE):
+                raise ValueError(
+                    f"{unsound} takes {answer!r} for right where the answer is {' or '.join(sorted(taken))}"
+                )
+        answered = [entry for entry in entries if entry["answer"] is not None]
+        if answered and not any(self._right(str(entry["answer"]), entry) for entry in answered):
+            raise ValueError(f"{unsound} refuses the task's own answers")
+
+
+_SOUND: set[str] = set()
+"""Tasks with their settings that this process has tried."""

@@ -26,17 +26,32 @@ _NO_NUMBER = re.compile(r"(?:[\s\d.,+\-()\[\]ij]*nan)+[\s\d.,+\-()\[\]ij]*", re.
 EXAMPLE: tuple[Any, ...] = ("7", "7", "chain_sum", {}, {"answer": "7"})
 
 
-def check(gold: str, answer: str, task: str, config: dict[str, Any], entry: dict[str, Any]) -> bool:
-    """Whether the scorer of ``task`` gives ``answer`` to ``entry`` its full score; ``gold`` is for messages.
+class TaskError(Exception):
+    """A task cannot be built in this process, which says nothing about an answer."""
 
-    NaN is never right, though a scorer that takes the smaller of 1 and a distance may say so.
+
+def check(gold: str, answer: str, task: str, config: dict[str, Any], entry: dict[str, Any]) -> bool:
+    """Whether the scorer of ``task`` gives ``answer`` to ``entry`` its full score.
+
+    NaN is not right unless it is ``gold``, a word, though a scorer that takes the smaller of 1 and a distance may say
+    so.
+
+    Raises:
+        TaskError: reasoning-gym does not make the task in this process.
     """
-    if _NO_NUMBER.fullmatch(answer):
+    if answer != gold and _NO_NUMBER.fullmatch(answer):
         return False
+    return bool(_data(task, config).score_answer(answer, entry) >= 1)
+
+
+def _data(task: str, config: dict[str, Any]) -> Any:
     key = repr((task, config))
     if key not in _DATA:
-        _DATA[key] = reasoning_gym.create_dataset(task, seed=0, size=1, **config)
-    return bool(_DATA[key].score_answer(answer, entry) >= 1)
+        try:
+            _DATA[key] = reasoning_gym.create_dataset(task, seed=0, size=1, **config)
+        except Exception as error:
+            raise TaskError(f"{error}; a checker's process knows only the data sets of reasoning-gym itself") from error
+    return _DATA[key]
 
 
 def refuse_code(text: str, functions: Collection[str], constants: tuple[type, ...]) -> None:

@@ -1,6 +1,7 @@
 import pytest
+from reasoning_gym.arithmetic.chain_sum import ChainSumConfig, ChainSumDataset
 from reasoning_gym.composite import DatasetSpec
-from reasoning_gym.factory import DATASETS
+from reasoning_gym.factory import DATASETS, register_dataset
 
 from freshper_lightning.envs.checker import CheckError, CheckLimits, shared_pool
 from freshper_lightning.envs.protocol import make_text_env
@@ -105,7 +106,7 @@ def test_an_answer_that_takes_too_long_is_an_error_and_the_next_one_is_scored():
     assert env.step(f"<answer>{env._entry['answer']}</answer>")[1] == 1
 
 
-@pytest.mark.parametrize("task", sorted(set(DATASETS) - {"composite", "game_of_life_halting"}))
+@pytest.mark.parametrize("task", sorted(set(DATASETS) - {"composite", "game_of_life_halting", "coin_flip"}))
 def test_every_task_takes_its_own_answer_and_no_junk(task):
     env = ReasoningGym(task)
     for seed in range(3):
@@ -125,9 +126,53 @@ def test_an_answer_of_a_shape_that_the_scorer_does_not_expect_scores_0(task, ans
     assert env.step(f"<answer>{answer}</answer>")[1:3] == (0.0, True)
 
 
-def test_a_task_whose_scorer_takes_any_answer_is_refused():
-    with pytest.raises(ValueError, match="task='game_of_life_halting' cannot be learned"):
-        ReasoningGym("game_of_life_halting")
+def test_nan_is_right_where_it_is_the_word():
+    pool = shared_pool(CheckLimits(), SCORES)
+    assert pool.check("nan", "nan", "spell_backward", {}, {"answer": "nan"})
+    assert not pool.check("0.25", "nan", "coin_flip", {}, {"answer": "0.25"})
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ("game_of_life_halting", r"takes '\?' for right where the answer is false or true"),
+        ("coin_flip", r"takes '0' for right where the answer is 0\.125 or 0\.\d+"),
+    ],
+)
+def test_a_task_whose_scorer_takes_one_answer_for_several_is_refused(task, message):
+    with pytest.raises(ValueError, match=rf"task='{task}' cannot be learned: its scorer in reasoning-gym {message}"):
+        ReasoningGym(task)
+
+
+def test_a_task_whose_scorer_refuses_its_own_answers_is_refused(monkeypatch):
+    monkeypatch.setattr("freshper_lightning.envs.checker.CheckerPool.check", lambda *args: False)
+    with pytest.raises(ValueError, match=r"task='leg_counting' cannot be learned: .* refuses the task's own answers"):
+        ReasoningGym("leg_counting", {"min_animals": 2})
+
+
+def test_a_scorer_is_tried_once_per_task_and_config(monkeypatch):
+    ReasoningGym(**SUMS)
+    tried = []
+    monkeypatch.setattr(ReasoningGym, "_require_sound", lambda env: tried.append(env.config))
+    other = {"min_digits": 1, "max_digits": 3}
+    for config in (SUMS["config"], other, dict(other)):
+        ReasoningGym("chain_sum", config)
+    assert tried == [other]
+
+
+@pytest.fixture
+def registered():
+    """A data set of the run's own, of which no other process knows."""
+    register_dataset("my_sum", type("MySum", (ChainSumDataset,), {"__module__": "my_tasks"}), ChainSumConfig)
+    yield "my_sum"
+    del DATASETS["my_sum"]
+
+
+def test_a_data_set_that_the_checkers_cannot_know_is_refused_and_never_a_wrong_answer(registered):
+    with pytest.raises(ValueError, match=f"task='{registered}' must be one of reasoning-gym's own, not of my_tasks"):
+        ReasoningGym(registered)
+    with pytest.raises(CheckError, match=f"TaskError: Dataset '{registered}' not registered"):
+        ReasoningGym("composite", {"datasets": [DatasetSpec(registered, 1, {})]})
 
 
 def test_without_the_packages_it_is_refused_with_what_to_install(monkeypatch):
@@ -137,14 +182,15 @@ def test_without_the_packages_it_is_refused_with_what_to_install(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "message"),
     [
-        {"task": "no_such_task"},
-        {"task": "chain_sum", "config": {"colour": 1}},
-        {**SUMS, "attempts": 0},
-        {**SUMS, "checkers": 0},
+        ({"task": "no_such_task"}, "task='no_such_task' with config={}: Dataset 'no_such_task' not registered"),
+        ({"task": "chain_sum", "config": {"colour": 1}}, "unexpected keyword argument 'colour'"),
+        ({"task": "composite"}, "task='composite' with config={}: "),
+        ({**SUMS, "attempts": 0}, "attempts must be at least 1, not 0"),
+        ({**SUMS, "checkers": 0}, "checkers=0 must be a whole number of at least 1"),
     ],
 )
-def test_what_reasoning_gym_does_not_have_is_refused(arguments):
-    with pytest.raises(ValueError, match=r"no_such_task|colour|attempts|checkers|composite"):
+def test_what_reasoning_gym_does_not_have_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
         ReasoningGym(**arguments)
