@@ -10,6 +10,7 @@ from latex2sympy2_extended import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
 
 _THOUSANDS = re.compile(r"(?<=\d)(?:\\[,!]|\{,\}|[ \u00a0\u2009\u202f])(?=\d{3}(?!\d))")
+_COMMA = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _MIXED = re.compile(r"(\d+)\s+(\d+)/(\d+)")
 _SCIENTIFIC = re.compile(r"([-+]?\d+(?:\.\d*)?|[-+]?\.\d+)[eE]([-+]?\d+)")
 _NAMED = re.compile(r"(\\?[A-Za-z]\w?)\s*=\s*([^=]*)")
@@ -19,24 +20,29 @@ _PRICE = re.compile(r"(-?)\\?([$€£])\s*([\d.][^$]*)")
 _CHARACTERS = str.maketrans(
     {"−": "-", "²": "^2", "³": "^3", "°": r"^\circ ", "·": r"\cdot ", "¢": r"\text{ cents}", "∞": r"\infty "}
 )
-_ROOT = re.compile(r"√\s*(\d+|[A-Za-z]|\([^()]*\))")
+_ROOT = re.compile(r"√\s*(\d{1,3}(?:,\d{3})+(?![\d,])(?:\.\d+)?|\d*\.?\d+|[^\W\d_]|\\[a-z]+\b(?!\s*\{)|\([^()]*\))")
 _WORDS = re.compile(r"\\(?:text|textrm|textbf|textit|mbox)\s*\{([^{}]*)\}")
 _TEXT = r"\\(?:text|textrm|textbf|textit|mbox|mathrm|operatorname)\s*\{([^{}]*)\}"
 _GAP = r"((?:[\s~]|\\[ ,;:])*)"
 _UNIT = re.compile(
-    rf"(?:(.*[\w)}}\]]){_GAP}{_TEXT}|(.*[\d)}}\]]){_GAP}((?!(?:or|and)\b)[A-Za-z][A-Za-z ^/.]*))(\^\{{?\d\}}?)?",
+    rf"(?:(.*[^\W_]|.*[)}}\]]){_GAP}{_TEXT}|(.*[\d)}}\]]){_GAP}((?!(?:or|and)\b)[A-Za-z][A-Za-z ^/.]*))(\^\{{?\d\}}?)?",
     re.DOTALL,
 )
 _BASE = re.compile(r"(-?\d[\dA-F.]*)_\{?(.+?)\}?")
-_SYMBOLS = (
-    *("cm", "mm", "km", "nm", "dm", "kg", "mg", "ml", "mL", "dL"),
-    *("ft", "in", "yd", "mi", "oz", "lb", "hr", "Hz", "am", "pm", "sq", "cu"),
+_SYMBOL = (
+    r"[cdkmn]m|[km]g|m[lL]|dL|ft|in|yd|mi|oz|lb|hr|am|pm|sq|cu|st|nd|rd|th|USD|EUR|GBP"
+    r"|[kMGT][JWVAN]|[kKMGT]B|[kMG]?(?:Pa|Hz|eV)"
 )
-_LETTERS = frozenset("mshgL")
-"""Units that stand for one behind a space alone, as other letters are variables."""
+"""Units that stand for one right behind a number."""
+_SPACED = rf"{_SYMBOL}|[mshgLJWVAN]|[mn][sgJWVAN]|US|[A-Za-z]{{3,}}"
+"""Those that do behind a space; other letters are variables."""
+_MEGA = re.compile(r"(?<=[\d\s{])M(?=(?:[JWVANBm]|Pa|Hz|eV)\b)")
+_SAME_UNIT = {"usd": "dollar", "us dollar": "dollar", "eur": "euro", "gbp": "pound"}
 _OTHER_VALUE = re.compile(
-    r"\b(?:base|or|dozen|half|halves?|third|squared|cubed|factorial|negative|minus|plus|not|(?:hundred|thousand"
-    r"|\w+illion)(?:th)?|(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|\w+teen|\w+tie)th)\b"
+    r"\b(?:base|or|half|halves|thirds?|squared|cubed|factorial|negative|minus|plus|not|infinity|infinite"
+    r"|dozens?|score|gross|zero|one|(?:two|three|four|five|six|seven|eight|nine|ten|eleven|twelve"
+    r"|(?:thir|four|fif|six|seven|eigh|nine)teen)s?|(?:twen|thir|for|fif|six|seven|eigh|nine)ty"
+    r"|(?:hundred|thousand|\w+illion)(?:th)?s?|(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|\w+teen|\w+tie)ths?)\b"
 )
 _OPENING = re.compile(r"(?:\\left)?(\\\{|\(|\[)")
 _COMMAND = re.compile(r"\\(?:mathrm|operatorname)\s*\{[^{}]*\}|\\(?:begin|end)\{\w+\}|\\[A-Za-z]+")
@@ -63,9 +69,10 @@ def check(gold: str, answer: str) -> bool:
         GoldError: ``gold`` cannot be read.
     """
     gold, answer = _plain(gold), _plain(answer)
-    if gold and gold.casefold() == answer.casefold():
+    if gold and _folded(gold) == _folded(answer):
         return True
-    right, given = _Answer.read(gold), _Answer.read(answer)
+    shared = _shared_units(gold, answer)
+    right, given = _Answer.read(gold, shared), _Answer.read(answer, shared)
     if right.is_prose():
         return False
     expected = _parse(right.value)
@@ -85,7 +92,7 @@ class _Answer:
     unit: str
 
     @classmethod
-    def read(cls, text: str) -> "_Answer":
+    def read(cls, text: str, shared: frozenset[str] = frozenset()) -> "_Answer":
         name = ""
         if named := _NAMED.fullmatch(text):
             name, text = named[1], named[2].strip()
@@ -95,17 +102,17 @@ class _Answer:
         if measured is None:
             return cls(name, text, "")
         value, _, framed, bare_value, gap, bare, power = measured.groups(default="")
-        if bare and not _is_unit(bare, spaced=gap != ""):
+        if not (_is_unit(bare, _SPACED if gap else _SYMBOL, shared) if bare else _is_label(framed, shared)):
             return cls(name, text, "")
-        unit = re.sub(r"[\^{}]", "", framed + bare + power).casefold()
-        return cls(name, value + bare_value, " ".join(re.sub(r"(?<=\w{3})s\b", "", unit).split()))
+        unit = " ".join(re.sub(r"[\^{}]", "", framed + bare + power).split())
+        return cls(name, value + bare_value, _folded(f" {unit}").strip())
 
     def differs_in_kind(self, other: "_Answer") -> bool:
         """Whether the two cannot be equal, whatever their values are: by name, unit, or braces around one of them."""
         if self.name and other.name and self.name != other.name:
             return True
-        units = {self.unit, other.unit}
-        if len(units - {""}) == 2 or (len(units) == 2 and _OTHER_VALUE.search(" ".join(units))):
+        units = {_singular(self.unit), _singular(other.unit)}
+        if len(units - {""}) == 2 or (len(units) == 2 and _OTHER_VALUE.search(f"{self.unit} {other.unit}")):
             return True
         openings = {match[1] for each in (self, other) if (match := _OPENING.match(each.value))}
         return len(openings) == 2 and r"\{" in openings
@@ -116,10 +123,32 @@ class _Answer:
         return "=" in words or _WORD.search(words) is not None or _INITIALS.fullmatch(self.value) is not None
 
 
-def _is_unit(words: str, spaced: bool) -> bool:
+def _shared_units(first: str, second: str) -> frozenset[str]:
+    """Words of both texts that at least one of them frames as ``\\text{}``, which no variable is."""
+    framed = " ".join(re.findall(_TEXT, first) + re.findall(_TEXT, second))
+    return frozenset.intersection(*(frozenset(re.findall("[A-Za-z]+", text)) for text in (framed, first, second)))
+
+
+def _is_unit(words: str, symbols: str, shared: frozenset[str]) -> bool:
     """Whether bare words behind a number are a unit, and no variables."""
     found = re.findall("[A-Za-z]+", words.replace(".", ""))
-    return bool(found) and all(word in _SYMBOLS or (spaced and (len(word) > 2 or word in _LETTERS)) for word in found)
+    return bool(found) and all(word in shared or re.fullmatch(symbols, word) for word in found)
+
+
+def _is_label(framed: str, shared: frozenset[str]) -> bool:
+    """Whether a text behind a value is a unit; one letter may be a variable, which is no unit of its own."""
+    return not re.fullmatch(r"\s*[A-Za-z]\s*", framed) or _is_unit(framed, _SPACED, shared)
+
+
+def _folded(text: str) -> str:
+    """Without case, though mega stays apart from milli."""
+    return _MEGA.sub("mega", text).casefold()
+
+
+def _singular(unit: str) -> str:
+    """One form for all that mean the same unit."""
+    unit = re.sub(r"(?<=\w{3})s\b", "", unit)
+    return _SAME_UNIT.get(unit, unit)
 
 
 def _plain(text: str) -> str:
@@ -132,8 +161,9 @@ def _plain(text: str) -> str:
     text = text.strip(_DECORATION + "$")
     if match := re.fullmatch(_TEXT, text):
         text = match[1].strip()
-    text = _ROOT.sub(r"\\sqrt{\1}", re.sub(r"\s*\bper ?cent\b", r"\\%", text))
-    text = _MIXED.sub(r"\1\\frac{\2}{\3}", _THOUSANDS.sub("", text))
+    text = _THOUSANDS.sub("", re.sub(r"\s*\bper ?cent\b", r"\\%", text))
+    text = _ROOT.sub(lambda root: rf"\sqrt{{{_COMMA.sub('', root[1])}}}", text)
+    text = _MIXED.sub(r"\1\\frac{\2}{\3}", text)
     if match := _SCIENTIFIC.fullmatch(text):
         return rf"{match[1]} \cdot 10^{{{match[2]}}}"
     return text
