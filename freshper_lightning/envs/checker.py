@@ -97,13 +97,14 @@ class _Worker:
         """
         self._receive(START_SECONDS, "the start of a checker")
 
-    def ask(self, gold: str, answer: str, *context: object) -> bool:
-        """Whether ``answer`` is right.
+    def ask(self, gold: str, answer: str | None, *context: object) -> bool:
+        """Whether ``answer`` is right, or without one, whether ``gold`` can be read.
 
         Raises:
             CheckError: There is no verdict.
         """
-        check = f"the check of {answer[:80]!r} against {gold[:80]!r}"
+        what = "reading" if answer is None else f"the check of {answer[:80]!r} against"
+        check = f"{what} {gold[:80]!r}"
         with suppress(BrokenPipeError):  # a dead process is found out below
             self.connection.send((gold, answer, *context))
         verdict = self._receive(self.limits.check_seconds, check)
@@ -154,8 +155,10 @@ class CheckerPool:
         finalize(self, _end, self._all, os.getpid())
         _EVERY.add(self)
 
-    def check(self, gold: str, answer: str, *context: object) -> bool:
-        """Whether ``answer`` is right where ``gold`` is; ``context`` is what else the checks of the pool take.
+    def check(self, gold: str, answer: str | None, *context: object) -> bool:
+        """Whether ``answer`` is right where ``gold`` is, or without one, whether ``gold`` can be read.
+
+        ``context`` is what else the checks of the pool take.
 
         Raises:
             CheckError: There is no verdict.

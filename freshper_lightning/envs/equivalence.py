@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from latex2sympy2_extended import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
+from sympy import Basic, MatrixBase, nan, zoo
 
 _THOUSANDS = re.compile(r"(?<=\d)(?:\\[,!]|\{,\}|[ \u00a0\u2009\u202f])(?=\d{3}(?!\d))")
 _COMMA = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
@@ -53,31 +54,27 @@ _SPACED_DIGITS = re.compile(r"\d\s+\d")
 EXAMPLE = ("1/2", "0.5")
 
 
-class GoldError(Exception):
-    """The right answer cannot be read."""
-
-
-def check(gold: str, answer: str) -> bool:
+def check(gold: str, answer: str | None) -> bool:
     """Whether ``answer`` has the value of ``gold``: numbers to six decimals, everything else symbolically.
 
     An answer counts only as a whole: prose, several values or several numbers side by side are not what one of them
     is. A unit may be left out but must not be another one, unless it makes another value, such as ``million`` or the
-    base of a number. A percentage is both its number and its share. Words, and letters of which one is a capital, are
-    compared as text, without their case.
+    base of a number. A percentage is both its number and its share. Words, letters of which one is a capital, and a
+    right answer that cannot be read are compared as text, without their case.
 
-    Raises:
-        GoldError: ``gold`` cannot be read.
+    Without an ``answer`` it is whether ``gold`` can be read, or is prose, which need not be.
     """
-    gold, answer = _plain(gold), _plain(answer)
-    if gold and _folded(gold) == _folded(answer):
+    gold = _plain(gold) or gold
+    if answer is None:
+        right = _Answer.read(gold)
+        return right.is_prose() or bool(_values(right.value))
+    answer = _plain(answer) or answer
+    if _folded(gold) == _folded(answer):
         return True
     shared = _shared_units(gold, answer)
     right, given = _Answer.read(gold, shared), _Answer.read(answer, shared)
-    if right.is_prose():
+    if right.is_prose() or not (expected := _values(right.value)):
         return False
-    expected = _parse(right.value)
-    if not expected:
-        raise GoldError(f"the right answer {gold!r} cannot be read")
     if given.differs_in_kind(right) or given.is_prose() or _SPACED_DIGITS.search(given.value):
         return False
     return bool(verify(expected, _parse(given.value), timeout_seconds=None, raise_on_error=True))
@@ -167,6 +164,13 @@ def _plain(text: str) -> str:
     if match := _SCIENTIFIC.fullmatch(text):
         return rf"{match[1]} \cdot 10^{{{match[2]}}}"
     return text
+
+
+def _values(gold: str) -> list[object]:
+    """What math-verify reads in a right answer; nothing where it cannot, or where that is no value, as of ``1/0``."""
+    values = _parse(gold)
+    undefined = any(isinstance(value, Basic | MatrixBase) and value.has(nan, zoo) for value in values)
+    return [] if undefined else values
 
 
 def _parse(text: str) -> list[object]:

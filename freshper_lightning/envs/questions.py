@@ -85,6 +85,7 @@ def identity(question: str) -> str:
     return " ".join(folded.split())
 
 
+@cache
 def _plain_character(character: str) -> str:
     category = unicodedata.category(character)
     if category == "Cf":

@@ -119,6 +119,11 @@ RIGHT = [
     ("√1,000,000", "1000"),
     (r"\sqrt{\pi}", "√π"),
     ("√α", r"√\alpha"),
+    (r"0.\overline{3}", r"0.\overline{3}"),
+    (r"A \cup B", r"$a \cup B$"),
+    (r"v_\text{max}", r"v_\text{max}"),
+    ("1/0", "1/0"),
+    ("*", "*"),
 ]
 WRONG = [
     ("1/2", "1/3"),
@@ -229,8 +234,17 @@ WRONG = [
     ("5 mJ", r"5\text{ MJ}"),
     ("5 USD", "5 EUR"),
     (r"\sqrt{12}", "√(1,2)"),
+    (r"0.\overline{3}", r"0.\overline{4}"),
+    (r"A \cup B", r"A \cap B"),
     (r"v_\text{max}", r"v_\text{min}"),
+    ("1/0", "0"),
     ("0", "1/0"),
+    ("*", ""),
+]
+UNREADABLE = [
+    *("1/0", r"\frac{0}{0}", r"x=\frac{1}{0}", r"\begin{pmatrix}1\\1/0\end{pmatrix}", "*", r"\frac{"),
+    *(r"0.\overline{3}", r"\langle 1,2,3\rangle", r"n \equiv 1 \pmod{4}", r"A \cup B"),
+    r"\begin{cases}x&x>0\\-x&x<0\end{cases}",
 ]
 
 
@@ -249,3 +263,15 @@ def test_an_answer_of_the_same_value_is_right_however_it_is_written(pool, gold, 
 @pytest.mark.parametrize(("gold", "answer"), WRONG)
 def test_an_answer_of_another_value_or_of_several_is_wrong(pool, gold, answer):
     assert not pool.check(gold, answer)
+
+
+@pytest.mark.parametrize("gold", UNREADABLE)
+def test_what_has_no_value_that_can_be_read_is_told_and_compared_as_text(pool, gold):
+    assert not pool.check(gold, None)
+    assert pool.check(gold, gold)
+    assert not pool.check(gold, "0")
+
+
+@pytest.mark.parametrize("gold", ["1/2", "x=5", r"\infty", "5 kJ", r"\{1,2\}", "blue", r"v_\text{max}", "(10^9)!"])
+def test_what_is_a_value_or_prose_can_be_read(pool, gold):
+    assert pool.check(gold, None)

@@ -218,6 +218,10 @@ def test_an_answer_may_be_a_bare_number_and_fields_may_have_other_names(tmp_path
             [{"question": "?", "answer": 1}, {"question": "?", "answer": "1.0"}, {"question": " ? ", "answer": 2}],
             "row 3 has answer='2', which must be '1' as in an earlier row with the same question",
         ),
+        (
+            [{"question": "Tom’s –  half?", "answer": 1}, {"question": "tom's - half?", "answer": 2}],
+            "row 2 has answer='2', which must be '1' as in an earlier row with the same question",
+        ),
     ],
 )
 def test_a_file_that_cannot_serve_is_refused(tmp_path, rows, message):
@@ -238,12 +242,39 @@ def test_a_number_is_taken_in_decimal_notation(tmp_path, value, written):
     assert env_of(tmp_path, value).questions[0].answer == written
 
 
-def test_an_expression_that_math_verify_cannot_read_is_refused_at_the_start(tmp_path):
-    rows = {"question": "a?", "answer": "1/2"}, {"question": "b?", "answer": r"\frac{"}
-    with pytest.raises(
-        ValueError, match=r"row 2 has answer='.*frac\{', which must be an answer that math-verify reads: .*cannot be"
-    ):
-        MathQuestion(path=jsonl(tmp_path / "broken.jsonl", *rows), answers="expression", check_seconds=60)
+def test_expressions_that_math_verify_cannot_read_are_counted_once_and_compared_as_text(tmp_path, caplog):
+    answers = "1/2", r"A \cup B", "blue", "1/0"
+    rows = [{"question": f"{answer}?", "answer": answer} for answer in answers]
+    settings = {"path": jsonl(tmp_path / "some.jsonl", *rows), "answers": "expression", "check_seconds": 60}
+    env = MathQuestion(**settings)
+    MathQuestion(**settings)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "2 of 4 answers cannot be read by math-verify and are compared as text: row 2 has" in record.getMessage()
+    for seed in range(12):
+        env.reset(seed=seed)
+        assert env.score(env.question.answer) == 1
+        assert env.score("0") == env.format_reward
+
+
+def test_a_checker_that_does_not_work_is_no_fault_of_the_data_and_ends_at_the_first_row(tmp_path, monkeypatch):
+    asked = []
+
+    def check(self, gold, answer):
+        asked.append(gold)
+        raise CheckError("the start of a checker was lost")
+
+    monkeypatch.setattr("freshper_lightning.envs.checker.CheckerPool.check", check)
+    rows = [{"question": f"{index}?", "answer": f"1/{index}"} for index in range(1, 5)]
+    with pytest.raises(CheckError, match="the start of a checker was lost"):
+        MathQuestion(path=jsonl(tmp_path / "good.jsonl", *rows), answers="expression")
+    assert asked == ["1/1"]
+
+
+def test_an_expression_that_takes_too_long_to_read_is_refused_at_the_start(tmp_path):
+    endless = "+".join(f"x^{{{power}}}" for power in range(5000))
+    with pytest.raises(CheckError, match=r"reading 'x\^\{0\}\+.*' took more than 0\.01 s"):
+        env_of(tmp_path, endless, answers="expression", check_seconds=0.01)
 
 
 def test_one_question_has_one_answer_however_it_is_written(tmp_path):
