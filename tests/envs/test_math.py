@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from freshper_lightning.envs.checker import CheckError
 from freshper_lightning.envs.math import INSTRUCTIONS, MathQuestion, marked_answer
 from freshper_lightning.envs.protocol import make_text_env
-from freshper_lightning.envs.questions import final_answer, identity, read_number
+from freshper_lightning.envs.questions import read_number
 from tests.envs.replies import malformed_replies
 from tests.questions import write_questions
 
@@ -41,58 +41,6 @@ def env_of(tmp_path, answer="#### 18", **kwargs):
     env = MathQuestion(path=jsonl(tmp_path / "one.jsonl", {"question": "How many?", "answer": answer}), **kwargs)
     env.reset(seed=0)
     return env
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("18", "18"),
-        (" 18.00 ", "18"),
-        ("$1,234.50", "1234.5"),
-        ("-$3", "-3"),
-        ("$-3", "-3"),
-        ("+7.", "7"),
-        ("50%", "50"),
-        ("50 %", "50"),
-        (".5", "0.5"),
-        ("-0", "0"),
-        ("1,000,000", "1000000"),
-    ],
-)
-def test_signs_of_currency_percent_and_thousands_do_not_change_a_number(text, value):
-    assert read_number(text) == Decimal(value)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        ".",
-        "$",
-        "-",
-        "%",
-        "1,00",
-        "1,0000",
-        "1 2",
-        "12 apples",
-        "1/2",
-        "1e3",
-        "--1",
-        "-$-1",
-        "x = 3",
-        "٣",
-        "NaN",
-        "1\n2",
-    ],
-)
-def test_anything_but_one_number_is_none(text):
-    assert read_number(text) is None
-
-
-@given(st.decimals(allow_nan=False, allow_infinity=False, places=3, min_value=-(10**12), max_value=10**12))
-def test_every_number_is_read_however_it_is_written(value):
-    written = (f"{value:f}", f"{value:,}", f"${value:,}", f"{value:f}00", f"  {value:f}%.")
-    assert {read_number(text) for text in written} == {value}
 
 
 @given(st.text())
@@ -285,24 +233,6 @@ def test_one_question_has_one_answer_however_it_is_written(tmp_path):
         MathQuestion(path=jsonl(tmp_path / "unlike.jsonl", *rows), **settings)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        "Le Cafe\u0301 n'ouvre pas - 2x?",
-        "le Café n’ouvre pas – 2x?",
-        "Le  Café n\u200b'ouvre\u00a0pas - 2x?\ufeff",
-        "Le Ca\u00adfé n'ouvre pas − ２x?",
-    ],
-)
-def test_a_question_is_known_again_however_it_is_encoded(other):
-    assert identity("Le Café n'ouvre pas - 2x?") == identity(other)
-
-
-def test_a_power_is_no_digit():
-    assert identity("What is 2⁵?") != identity("What is 25?")
-    assert identity("What is 2⁵?") == identity("What is 2^5?")
-
-
 @pytest.mark.parametrize(("name", "value"), [("split", "train[:60]"), ("config", "main")])
 def test_what_has_no_effect_on_a_file_is_refused(path, name, value):
     with pytest.raises(ValueError, match=rf"{name} must be left out with path='.*', not '{re.escape(value)}'"):
@@ -327,20 +257,6 @@ def test_a_data_set_without_the_package_is_refused_with_what_to_install(monkeypa
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ValueError, match="dataset='openai/gsm8k' needs the package datasets"):
         MathQuestion(dataset="openai/gsm8k", config="main")
-
-
-@pytest.mark.parametrize(
-    ("solution", "answer"),
-    [
-        ("9 * 2 = 18\n#### 18", "18"),
-        ("So \\boxed{41}, no: $\\boxed{\\frac{1}{2}}$.", "\\frac{1}{2}"),
-        (" 1/2 ", "1/2"),
-        ("\\boxed{1", "1"),
-        ("#### ", ""),
-    ],
-)
-def test_the_final_answer_of_a_solution(solution, answer):
-    assert final_answer(solution) == answer
 
 
 def test_the_last_of_several_attempts_is_scored_and_failing_first_does_not_pay(tmp_path):
