@@ -25,7 +25,7 @@ class DemonstrationsDataModule(LoopDataModule):
     """One iteration is one pass over ``episodes`` demonstrations, in an order of its own.
 
     A demonstration is built as a rollout is: prompt and later user turns from the chat template, replies ended by the
-    end token, and only the replies are trained on.
+    end token, and only the replies are trained on, unless ``observations`` are as well.
     """
 
     def __init__(
@@ -35,6 +35,7 @@ class DemonstrationsDataModule(LoopDataModule):
         episodes: int = 2048,
         batch_size: int = 64,
         resample: bool = False,
+        observations: bool = False,
         history: History = "strict",
         seed: int | None = None,
     ) -> None:
@@ -47,6 +48,8 @@ class DemonstrationsDataModule(LoopDataModule):
             episodes: Demonstrations in one pass.
             batch_size: Demonstrations per optimizer batch, over all ranks and micro-batches.
             resample: Whether every pass plays new demonstrations, rather than all passes the same.
+            observations: Whether what the environment says after the first reply is trained on as well as the replies.
+                A policy that starts from nothing learns from it what a move does, long before it learns to play.
             history: As in the rollouts that follow.
             seed: Seed of instances and of the order; by default that of ``seed_everything``.
         """
@@ -56,7 +59,7 @@ class DemonstrationsDataModule(LoopDataModule):
         self.demonstrate, self.arguments, self.history = demonstrate, arguments or {}, history
         self.episodes, self.batch_size = episodes, batch_size
         self.seed = seed_of_run() if seed is None else seed
-        self.resample = resample
+        self.resample, self.observations = resample, observations
         self.demonstrations: list[Transcript] = []
         """Those of the present pass."""
         self._chat: ChatFormat | None = None
@@ -100,9 +103,11 @@ class DemonstrationsDataModule(LoopDataModule):
             if index > 0:
                 conversation.add_user(user)
             conversation.add_reply(chat.reply_ids(reply))
+        length = len(conversation.token_ids)
+        learned = [(conversation.turns[0][0], length)] if self.observations else conversation.turns
         return Transcript(
             token_ids=torch.tensor(conversation.token_ids, dtype=torch.int32),
-            turns=torch.tensor(conversation.turns, dtype=torch.int32),
+            turns=torch.tensor(learned, dtype=torch.int32),
         )
 
     @property

@@ -56,6 +56,21 @@ def test_only_replies_are_trained_on_and_each_ends_with_the_stop_token(tmp_path,
         assert f"a{number}" not in user
 
 
+def test_observations_after_the_first_reply_are_trained_on_where_asked_and_nothing_else_changes(tmp_path, model_path):
+    seen = {}
+    for observations in (False, True):
+        recorder, data = Recorder(), demonstrations(observations=observations)
+        fit(tmp_path, policy(model_path, algorithm=SFT()), data, extra=(recorder,), iterations=1)
+        seen[observations] = data.demonstrations
+        assert sum(batch.targets.numel() for batch in recorder.batches) == sum(
+            d.num_sampled for d in data.demonstrations
+        )
+    for replies, everything in zip(seen[False], seen[True], strict=True):
+        assert torch.equal(replies.token_ids, everything.token_ids)
+        assert everything.turns.tolist() == [[int(replies.turns[0, 0]), replies.num_tokens]]
+    assert any(item.num_turns > 1 for item in seen[False])
+
+
 def test_every_pass_takes_each_demonstration_once_in_an_order_of_its_own(tmp_path, model_path):
     recorder, data = Recorder(), demonstrations()
     fit(tmp_path, policy(model_path, lr=0.0, algorithm=SFT()), data, extra=(recorder,))
