@@ -1,19 +1,12 @@
 """The games of TextArena for one player."""
 
 import importlib
-import random
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import gymnasium
-import numpy as np
 
+from freshper_lightning.envs.own_random import OwnRandom
 from freshper_lightning.envs.protocol import ReplySpace
-
-_GLOBAL_RANDOM = threading.Lock()
-"""Held while a game has the process's random states for its own."""
 
 
 class TextArena(gymnasium.Env[str, str]):
@@ -38,9 +31,9 @@ class TextArena(gymnasium.Env[str, str]):
     def __init__(self, game: str, kwargs: dict[str, Any] | None = None) -> None:
         library = _library()
         self._action_type = library.ObservationType.PLAYER_ACTION
-        self._random, self._over = _random_states(0), True
+        self._random, self._over = OwnRandom(0), True
         try:
-            with self._own_random():
+            with self._random.use():
                 self._game = library.make(game, **(kwargs or {}))
                 self._game.reset(num_players=1, seed=0)
         except (ValueError, TypeError, AssertionError) as error:
@@ -51,8 +44,8 @@ class TextArena(gymnasium.Env[str, str]):
         """Begin the game that ``seed`` determines, and return its rules and first state."""
         super().reset(seed=seed)
         first = int(self.np_random.integers(2**31))
-        self._random = _random_states(first)
-        with self._own_random():
+        self._random = OwnRandom(first)
+        with self._random.use():
             self._game.reset(num_players=1, seed=first)
             self._over = False
             return self._said(), {}
@@ -65,7 +58,7 @@ class TextArena(gymnasium.Env[str, str]):
         """
         if self._over:
             raise gymnasium.error.ResetNeeded("the game is over; call reset")
-        with self._own_random():
+        with self._random.use():
             self._over, _ = self._game.step(action)
             state = self._game.state
             if not self._over:
@@ -77,24 +70,6 @@ class TextArena(gymnasium.Env[str, str]):
     def _said(self) -> str:
         _, messages = self._game.get_observation()
         return "\n\n".join(str(text).strip() for _, text, kind in messages if kind != self._action_type)
-
-    @contextmanager
-    def _own_random(self) -> Iterator[None]:
-        with _GLOBAL_RANDOM:
-            outer = (random.getstate(), np.random.get_state())
-            random.setstate(self._random[0])
-            np.random.set_state(self._random[1])
-            try:
-                yield
-            finally:
-                self._random = (random.getstate(), np.random.get_state())
-                random.setstate(outer[0])
-                np.random.set_state(outer[1])
-
-
-def _random_states(seed: int) -> tuple[Any, Any]:
-    """Of Python's generator and of NumPy's, freshly seeded."""
-    return random.Random(seed).getstate(), np.random.RandomState(seed).get_state()
 
 
 def _library() -> Any:

@@ -2,9 +2,11 @@
 
 import importlib
 import zlib
+from decimal import localcontext
 from typing import Any
 
 from freshper_lightning.envs.checker import CheckerPool, CheckLimits, Checks, shared_pool
+from freshper_lightning.envs.own_random import OwnRandom
 from freshper_lightning.envs.question import QuestionEnv, tagged_answer
 
 MAX_QUESTION, MAX_ANSWER = 20_000, 4096
@@ -92,7 +94,9 @@ class ReasoningGym(QuestionEnv):
         self._pool = None
 
     def _generated(self, seed: int) -> dict[str, Any]:
-        entry: dict[str, Any] = self._library.create_dataset(self.task, seed=seed, size=1, **self.config)[0]
+        # Some tasks draw from the global generators, and decimal_arithmetic sets the precision of the whole thread.
+        with OwnRandom(seed).use(), localcontext():
+            entry: dict[str, Any] = self._library.create_dataset(self.task, seed=seed, size=1, **self.config)[0]
         return entry
 
     def _right(self, answer: str, entry: dict[str, Any]) -> bool:

@@ -1,3 +1,7 @@
+import random
+from decimal import getcontext
+
+import numpy as np
 import pytest
 from reasoning_gym.arithmetic.chain_sum import ChainSumConfig, ChainSumDataset
 from reasoning_gym.composite import DatasetSpec
@@ -107,12 +111,15 @@ def test_an_answer_that_takes_too_long_is_an_error_and_the_next_one_is_scored():
 
 
 @pytest.mark.parametrize("task", sorted(set(DATASETS) - {"composite", "game_of_life_halting", "coin_flip"}))
-def test_every_task_takes_its_own_answer_and_no_junk(task):
+def test_every_task_takes_its_own_answer_and_no_junk_and_leaves_the_process_alone(task):
+    before = getcontext().prec, random.getstate(), np.random.get_state()[1].tolist()
     env = ReasoningGym(task)
     for seed in range(3):
-        env.reset(seed=seed)
+        observation, _ = env.reset(seed=seed)
+        assert env.reset(seed=seed)[0] == observation
         if (gold := env._entry["answer"]) is not None:
             assert env.score(str(gold)) == 1
+    assert (getcontext().prec, random.getstate(), np.random.get_state()[1].tolist()) == before
     for junk in ("2 and 3", "[[]]", "{}", "null", '{"a": 1}', "1/0", "a=b", "(", "nan", "nanj", "[nan, nan]", "\ud800"):
         assert env.score(junk) == 0, junk
 
