@@ -54,7 +54,7 @@ class Processes:
         # A soft limit, whose signal tells it from other kills; set by a shell since preexec_fn and threads do not mix.
         seconds = max(1, round(self._limits.core_minutes * 60))
         limited = ["sh", "-c", f'ulimit -S -t {seconds}; exec "$@"', "sh"]
-        arguments = [*limited, sys.executable, "-m", "freshper_lightning", *command]
+        arguments = [*limited, sys.executable, "-m", "freshper_lightning.compare.child", *command]
         environment = os.environ | {"OMP_NUM_THREADS": str(self._limits.threads)}
         with self._lock:
             if self._stopped:

@@ -5,13 +5,17 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
 from freshper_lightning.callbacks.report import read_scalars
 from freshper_lightning.cli import main
+from freshper_lightning.compare.child import INTERVAL
 from freshper_lightning.compare.ledger import Ledger
 from freshper_lightning.compare.plan import Plan
 from freshper_lightning.compare.processes import Processes, RunFailedError, locked
@@ -252,6 +256,25 @@ def test_a_study_that_is_stopped_ends_its_training(tiny_environment, tmp_path):
         compare(file, folder, "--study=ess", "--seeds=1")
     with locked(output.parent):
         assert output.stat().st_size
+
+
+def test_the_processes_of_a_comparison_that_is_killed_end_soon(tiny_environment, tmp_path):
+    few = {"study": {"arm": "freshper_50", "ages": [0, 100_000], "groups": 2}}
+    file, folder = edited(tmp_path / "compare.yaml", few), tmp_path / "results"
+    output = folder / "study" / "seed-0" / "output.txt"
+    command = [sys.executable, "-m", "freshper_lightning", "compare", "-c", file, "--folder", folder, "--study=ess"]
+    with subprocess.Popen([*command, "--seeds=1", "--jobs=1"]) as killed:
+        while not (output.exists() and output.stat().st_size):
+            time.sleep(0.05)
+        killed.kill()
+    with pytest.raises(RunFailedError, match="is in use"), locked(output.parent):
+        pass
+    deadline = time.monotonic() + 10 * INTERVAL
+    while time.monotonic() < deadline:
+        with suppress(RunFailedError), locked(output.parent):
+            return
+        time.sleep(INTERVAL / 10)
+    pytest.fail("the process of a killed comparison goes on")
 
 
 def test_what_a_study_fails_of_is_said(tiny_environment, tmp_path, capsys):
