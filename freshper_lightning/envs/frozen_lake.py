@@ -57,8 +57,11 @@ class Lake:
         return min(ACTIONS, key=lambda action: distances.get(self.moved(cell, action), self.size**2))
 
     def parity(self) -> int:
-        """0 or 1, by a hash of the map: lakes of different parity are never the same map."""
-        return zlib.crc32(repr((self.size, sorted(self.holes), self.start, self.goal)).encode()) & 1
+        """0 or 1, by a hash of holes and goal: in lakes of different parity no position is ever the same.
+
+        The start is left out, since another way through the same holes passes there.
+        """
+        return zlib.crc32(repr((self.size, sorted(self.holes), self.goal)).encode()) & 1
 
 
 def draw_lake(size: int, hole_probability: float, rng: np.random.Generator, parity: int | None = None) -> Lake:
@@ -85,8 +88,8 @@ class FrozenLake(GridGame):
     """The player starts on ice and the goal is reachable; reward is 1 for the move onto the goal and 0 otherwise.
 
     Entering a hole or the goal terminates. The map and, where the ice is slippery, every slip depend on the seed of
-    ``reset`` alone, and an even seed never gives the map of an odd one: maps are few, and training and held-out seeds
-    differ in parity. Rules after Gymnasium's FrozenLake, with random start, goal and map as in FreshPER.
+    ``reset`` alone, and an even seed never gives holes and goal of an odd one: maps are few, and training and held-out
+    seeds differ in parity. Rules after Gymnasium's FrozenLake, with random start, goal and map as in FreshPER.
 
     Args:
         size: Rows and columns, at least 2.

@@ -9,8 +9,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.spaces import Box, Discrete, Text
 
-from freshper_lightning.envs.protocol import ReplySpace, parse_answer
-from freshper_lightning.envs.question import tagged_answer
+from freshper_lightning.envs.protocol import ReplySpace, parse_answer, tagged_answer
 
 Describe: TypeAlias = Callable[[gymnasium.Env[Any, Any], Any], str]
 """``describe(environment, observation)``: the observation as the policy is told it."""
@@ -21,7 +20,7 @@ _HIGHLIGHTED = re.compile(r"\x1b\[[0-9;]+m(.*?)\x1b\[0m", re.DOTALL)
 class GymText(gymnasium.Env[str, str]):
     """The environment ``env_id`` with its own rules, rewards and seeds; a reply that gives no action changes nothing.
 
-    A reply names its action in the first ``<answer>`` tag: one of ``actions`` for a discrete action space, any text of
+    A reply names its action in its one ``<answer>`` tag: one of ``actions`` for a discrete action space, any text of
     the space for a text space. An invalid reply costs a turn, at reward 0. The policy is told what ``describe`` says,
     else an observation that is text, else what the environment renders as ``ansi`` (highlighted cells in brackets,
     whatever their color), else the printed observation. Seeds of training and evaluation never meet, but instances may:
@@ -110,7 +109,8 @@ class GymText(gymnasium.Env[str, str]):
             assert self.actions is not None
             name = parse_answer(reply, self.actions)
             return None if name is None else int(space.start) + self.actions.index(name)
-        answer = tagged_answer(reply)
+        assert isinstance(space, Text)
+        answer = tagged_answer(reply, space.max_length)
         return answer if answer is not None and space.contains(answer) else None
 
     def _verdict(self, info: Mapping[str, Any]) -> dict[str, Any]:

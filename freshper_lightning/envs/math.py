@@ -5,7 +5,8 @@ from functools import cache
 from typing import Literal, get_args
 
 from freshper_lightning.envs.checker import CheckerPool, CheckLimits, shared_pool
-from freshper_lightning.envs.question import MAX_ANSWER, QuestionEnv, tagged_answer
+from freshper_lightning.envs.protocol import tagged_answer
+from freshper_lightning.envs.question import MAX_ANSWER, QuestionEnv
 from freshper_lightning.envs.questions import (
     MARKER,
     Answers,
@@ -109,7 +110,7 @@ class MathQuestion(QuestionEnv):
 
     def read(self, reply: str) -> str | None:
         """The answer in the form asked for, as far as it can be one."""
-        answer = tagged_answer(reply) if self.form == "tag" else marked_answer(reply)
+        answer = tagged_answer(reply, MAX_ANSWER) if self.form == "tag" else marked_answer(reply)
         if answer is None or self._pool is None:
             return answer if answer is not None and read_number(answer) is not None else None
         return answer if len(answer) <= MAX_ANSWER else None

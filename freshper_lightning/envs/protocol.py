@@ -47,16 +47,25 @@ class ReplySpace(Text):
         return isinstance(x, str)
 
 
+def tagged_answer(reply: str, longest: int) -> str | None:
+    """What stands in the one ``<answer>...</answer>`` of ``reply``, without the white space around it.
+
+    No tag, several of them, nothing inside, or more than ``longest`` characters are ``None``.
+    """
+    found = _ANSWER.findall(reply)
+    if len(found) != 1 or reply.count("<answer>") != 1:
+        return None
+    answer = str(found[0]).strip()
+    return answer if 0 < len(answer) <= longest else None
+
+
 def parse_answer(reply: str, actions: Iterable[str]) -> str | None:
-    """The action named in the first ``<answer>...</answer>`` of ``reply``, spelled as in ``actions``.
+    """The action named in the one ``<answer>...</answer>`` of ``reply``, spelled as in ``actions``.
 
     Surrounding white space and case do not matter; anything but exactly one known name is ``None``.
     """
-    match = _ANSWER.search(reply)
-    if match is None:
-        return None
-    named = match.group(1).strip().casefold()
-    return next((action for action in actions if action.casefold() == named), None)
+    named = tagged_answer(reply, len(reply))
+    return next((action for action in actions if named is not None and action.casefold() == named.casefold()), None)
 
 
 def make_text_env(env_id: str, kwargs: Mapping[str, Any]) -> TextEnv:

@@ -1,6 +1,5 @@
 """One question and a bounded number of attempts at it: what the tasks with an answer to find have in common."""
 
-import re
 import string
 from abc import abstractmethod
 from collections.abc import Iterable
@@ -9,24 +8,10 @@ from typing import Any
 import gymnasium
 from gymnasium.spaces import Text
 
-from freshper_lightning.envs.protocol import ReplySpace
+from freshper_lightning.envs.protocol import ReplySpace, tagged_answer
 
 MAX_ANSWER = 256
 """Characters of the longest text that is taken for an answer; a page that mentions the answer is none."""
-
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-
-
-def tagged_answer(reply: str, longest: int = MAX_ANSWER) -> str | None:
-    """What stands in the one ``<answer>...</answer>`` of ``reply``, without the white space around it.
-
-    No tag, several of them, nothing inside, or more than ``longest`` characters are ``None``.
-    """
-    found = _ANSWER.findall(reply)
-    if len(found) != 1 or reply.count("<answer>") != 1:
-        return None
-    answer = str(found[0]).strip()
-    return answer if 0 < len(answer) <= longest else None
 
 
 class QuestionEnv(gymnasium.Env[str, str]):
@@ -65,7 +50,7 @@ class QuestionEnv(gymnasium.Env[str, str]):
 
     def read(self, reply: str) -> str | None:
         """The answer that ``reply`` gives in the form asked for; nothing where there is none."""
-        return tagged_answer(reply)
+        return tagged_answer(reply, MAX_ANSWER)
 
     @abstractmethod
     def score(self, answer: str) -> float:

@@ -7,7 +7,8 @@ from typing import Any
 
 from freshper_lightning.envs.checker import CheckerPool, CheckLimits, Checks, shared_pool
 from freshper_lightning.envs.own_random import OwnRandom
-from freshper_lightning.envs.question import QuestionEnv, tagged_answer
+from freshper_lightning.envs.protocol import tagged_answer
+from freshper_lightning.envs.question import QuestionEnv
 
 MAX_QUESTION, MAX_ANSWER = 20_000, 4096
 """Characters; some tasks ask for whole grids."""

@@ -173,7 +173,8 @@ class SearchQuestion(gymnasium.Env[str, str]):
         if move is not None and move.kind == "search" and self.searches_left == 0:
             return self._end(None)
         searching = move is not None and move.kind == "search"
-        said = self._information(move.text) if move is not None and searching else HINT
+        # what the last reply searches for, nobody would read
+        said = self._information(move.text) if move is not None and searching and self.turns_left > 0 else HINT
         info: dict[str, Any] = {"valid": move is not None, "effective": searching, "success": False}
         if self.turns_left == 0:
             self.question = None

@@ -34,9 +34,9 @@ class Sokoban(GridGame):
     targets: one box on its target after k turns makes 11 - 0.1 k. A move against a wall, or against a box that cannot
     be pushed, changes nothing. Rules and rewards after gym-sokoban and FreshPER; the levels are our own.
 
-    A level depends on the seed of ``reset`` alone, an even seed never gives the level of an odd one, and no level
-    starts with a box on a target. ``levels`` draws from a file instead, every seed from all of it: to hold levels out,
-    evaluate on another file.
+    A level depends on the seed of ``reset`` alone, an even seed never gives walls and targets of an odd one, and no
+    level starts with a box on a target. ``levels`` draws from a file instead, every seed from all of it: to hold levels
+    out, evaluate on another file.
 
     Args:
         rows: Rows, outer walls included, from 5 to 16.

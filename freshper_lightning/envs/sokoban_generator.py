@@ -162,21 +162,23 @@ def draw_layout(settings: LevelSettings, rng: np.random.Generator) -> Layout:
 
 @lru_cache(maxsize=4096)
 def draw_level(settings: LevelSettings, seed: int) -> Level:
-    """The level of a seed: solvable, no box on a target, and an even seed never gives the level of an odd one.
+    """The level of a seed: solvable, no box on a target, and an even seed never gives walls and targets of an odd one.
 
-    Layouts are drawn until one has a position of the asked length and of the parity of ``seed``; of those positions
-    one is drawn uniformly.
+    Layouts are drawn until one has the parity of ``seed`` and a position of the asked length; of those positions one is
+    drawn uniformly.
 
     Raises:
         ValueError: No level was found; the settings ask for something that does not exist or is rare.
     """
     rng = np.random.default_rng(seed)
     for _ in range(MAX_LAYOUTS):
-        table = solutions(draw_layout(settings, rng))
-        for position in rng.permutation(table.starts(settings.min_moves, settings.max_moves)):
-            level = table.level(position)
-            if level.parity() == seed % 2:
-                return level
+        layout = draw_layout(settings, rng)
+        if layout.parity() != seed % 2:
+            continue
+        table = solutions(layout)
+        starts = table.starts(settings.min_moves, settings.max_moves)
+        if len(starts):
+            return table.level(rng.choice(starts))
     raise ValueError(
         f"no level of rows={settings.rows}, columns={settings.columns}, boxes={settings.boxes} with a shortest "
         f"solution of min_moves={settings.min_moves} to max_moves={settings.max_moves} moves among {MAX_LAYOUTS} "

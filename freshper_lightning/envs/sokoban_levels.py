@@ -32,6 +32,10 @@ class Layout:
         cells = ((row, column) for row in range(self.rows) for column in range(self.columns))
         return [cell for cell in cells if cell not in self.walls]
 
+    def parity(self) -> int:
+        """0 or 1, by a hash of walls and targets: in layouts of different parity no position is ever the same."""
+        return zlib.crc32(repr((self.rows, self.columns, sorted(self.walls), sorted(self.targets))).encode()) & 1
+
 
 @dataclass(frozen=True, slots=True)
 class Level:
@@ -78,10 +82,6 @@ class Level:
         """The level in XSB symbols, all rows equally long."""
         columns = range(self.layout.columns)
         return ["".join(self.symbol((row, column)) for column in columns) for row in range(self.layout.rows)]
-
-    def parity(self) -> int:
-        """0 or 1, by a hash of the level: levels of different parity are never the same."""
-        return zlib.crc32("\n".join(self.rows()).encode()) & 1
 
 
 def parse_level(rows: Iterable[str]) -> Level:

@@ -275,20 +275,20 @@ def test_a_turn_costs_at_most_40_tokens_and_a_full_episode_at_most_400(tokenizer
         assert total <= 400
 
 
-def test_training_and_held_out_seeds_never_share_a_map():
+def test_training_and_held_out_seeds_never_share_holes_and_goal():
     env = FrozenLake()
 
     def lakes(seeds):
         found = set()
         for seed in seeds:
             env.reset(seed=seed)
-            found.add((env.lake.holes, env.lake.start, env.lake.goal))
+            found.add((env.lake.holes, env.lake.goal))
         return found
 
     trained = lakes(training_instance_seed(0, iteration, group) for iteration in range(100) for group in range(16))
     demonstrated = lakes(demonstration_instance_seed(0, episode) for episode in range(1000))
     held_out = lakes(evaluation_instance_seed(0, index) for index in range(512))
-    assert len(held_out) > 500
+    assert len(held_out) > 450
     assert not held_out & (trained | demonstrated)
 
 

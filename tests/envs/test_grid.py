@@ -15,6 +15,7 @@ from freshper_lightning.envs.grid import ACTIONS, MOVES
 from freshper_lightning.envs.protocol import make_text_env, parse_answer
 from freshper_lightning.envs.sokoban import Sokoban
 from freshper_lightning.policy.tiny import train_tokenizer
+from freshper_lightning.rollout.seeds import demonstration_instance_seed, evaluation_instance_seed
 from tests.envs.grids import TASKS, answer, board
 
 MODULES = {FrozenLake: frozen_lake, Sokoban: sokoban, CliffWalking: cliff_walking}
@@ -26,13 +27,17 @@ PIECES = [
 
 
 def malformed(seed):
-    """A reply without exactly one known action in its first answer."""
+    """A reply without an answer, with several, or with one that is no action."""
     rng = random.Random(seed)
     while True:
         reply = "".join(rng.choices(PIECES, k=rng.randrange(8)))
         _, _, rest = reply.partition("<answer>")
         inside, closed, _ = rest.partition("</answer>")
-        if not closed or inside.strip().casefold() not in {action.casefold() for action in ACTIONS}:
+        if (
+            reply.count("<answer>") != 1
+            or not closed
+            or inside.strip().casefold() not in {action.casefold() for action in ACTIONS}
+        ):
             return reply
 
 
@@ -66,7 +71,7 @@ def test_text_names_an_action_only_where_it_is_one(text, frame):
 def test_malformed_replies_neither_raise_nor_score_nor_change_the_map(env):
     env.reset(seed=4)
     before, worst = env.rows(), 0.0
-    for seed in range(300):
+    for seed in range(10_000):
         if env.over:
             env.reset(seed=4)
         observation, reward, terminated, _, info = env.step(malformed(seed))
@@ -197,3 +202,18 @@ def test_opposite_moves_are_two_apart():
     for number, action in enumerate(ACTIONS):
         opposite = ACTIONS[(number + 2) % len(ACTIONS)]
         assert MOVES[opposite] == (-MOVES[action][0], -MOVES[action][1])
+
+
+@pytest.mark.parametrize("name", ["frozen_lake", "slippery", "sokoban_simple"])
+def test_no_position_of_a_demonstration_is_one_that_a_held_out_instance_starts_from(name):
+    env = make_text_env(*TASKS[name]).unwrapped
+    played = {
+        str(board(observation))
+        for episode in range(1500)
+        for observation, _ in MODULES[type(env)].demonstrate(
+            demonstration_instance_seed(0, episode), 0.4, **TASKS[name][1]
+        )
+    }
+    held_out = {str(board(env.reset(seed=evaluation_instance_seed(0, index))[0])) for index in range(512)}
+    assert len(held_out) > 480
+    assert not held_out & played

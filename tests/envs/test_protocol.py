@@ -38,7 +38,8 @@ gymnasium.register("freshper-test/Defaults-v0", Defaults)
     [
         ("<answer>Left</answer>", "Left"),
         ("I think so.\n<answer>\n  rIGHT </answer> done", "Right"),
-        ("<answer>Left</answer><answer>Right</answer>", "Left"),
+        ("<answer>Left</answer><answer>Right</answer>", None),
+        ("<answer>Right</answer> or <answer>Left</answer>", None),
         ("<answer>Stay</answer><answer>Right</answer>", None),
         ("<answer>Left or Right</answer>", None),
         ("<answer><answer>Left</answer>", None),
@@ -48,7 +49,7 @@ gymnasium.register("freshper-test/Defaults-v0", Defaults)
         ("", None),
     ],
 )
-def test_the_first_answer_must_be_exactly_one_known_action(reply, action):
+def test_there_must_be_one_answer_that_is_a_known_action(reply, action):
     assert parse_answer(reply, ACTIONS) == action
 
 

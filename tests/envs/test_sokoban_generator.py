@@ -98,7 +98,7 @@ def test_a_level_is_determined_by_its_seed_and_kept():
     assert len(set(first)) > 45
 
 
-def test_training_and_held_out_seeds_never_share_a_level():
+def test_training_and_held_out_seeds_never_share_walls_and_targets():
     trained = {
         draw_level(SIMPLE, training_instance_seed(0, iteration, group))
         for iteration in range(60)
@@ -107,9 +107,10 @@ def test_training_and_held_out_seeds_never_share_a_level():
     demonstrated = {draw_level(SIMPLE, demonstration_instance_seed(0, episode)) for episode in range(300)}
     held_out = {draw_level(SIMPLE, evaluation_instance_seed(0, index)) for index in range(300)}
     assert len(held_out) > 280
-    assert not held_out & (trained | demonstrated)
-    assert {level.parity() for level in held_out} == {1}
-    assert {level.parity() for level in trained | demonstrated} == {0}
+    seen = {level.layout for level in trained | demonstrated}
+    assert not seen & {level.layout for level in held_out}
+    assert {level.layout.parity() for level in held_out} == {1}
+    assert {layout.parity() for layout in seen} == {0}
 
 
 def test_the_floor_is_inside_and_in_one_piece():
