@@ -98,6 +98,8 @@ class DemonstrationsDataModule(LoopDataModule):
     def _episode(self, chat: ChatFormat, number: int) -> Transcript:
         instance = demonstration_instance_seed(self.seed, number)
         turns = self.demonstrate(instance, **self.arguments)
+        if not turns:
+            raise ValueError(f"there is no turn in the demonstration of seed {instance}; is there a way to play it?")
         conversation = Conversation(chat, turns[0][0])
         for index, (user, reply) in enumerate(turns):
             if index > 0:

@@ -1,6 +1,7 @@
 """Every configuration file is part of a stack, parses, and runs an iteration with a tiny model in the model's place."""
 
 import json
+import re
 
 import pytest
 import yaml
@@ -10,6 +11,7 @@ from freshper_lightning.callbacks.report import read_scalars
 from freshper_lightning.cli import main
 from freshper_lightning.compare.plan import Plan
 from freshper_lightning.compare.settings import read_comparison
+from freshper_lightning.envs.protocol import make_text_env
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.tiny import TinySpec
 from tests.command import ROOT
@@ -54,12 +56,33 @@ STACKS = {
         f"{task}_warm_start": ("base", f"tasks/{task}", "methods/warm_start", f"tasks/{task}_warm_start")
         for task in ENVIRONMENTS
     },
-    **{f"paper_{task}": paper(task, SMALL_QWEN, "games") for task in ("frozenlake", "cliff_walking", "sokoban_simple")},
-    "paper_sokoban_hard": paper("sokoban_hard", SMALL_QWEN, "games", "paper/tau_1000"),
+    **{f"paper_{task}": paper(task, SMALL_QWEN, "games") for task in ("frozenlake", "sokoban_simple")},
+    "paper_cliff_walking": paper("cliff_walking", SMALL_QWEN, "games", "paper/cliff_walking"),
+    "paper_sokoban_hard": paper("sokoban_hard", SMALL_QWEN, "games", "paper/sokoban_hard", "paper/tau_1000"),
     "paper_gsm8k": paper("gsm8k", LARGE_QWEN, "math", "paper/tau_1000"),
     "paper_aime": paper("aime", LARGE_QWEN, "math", "paper/tau_1000"),
     "paper_search": paper("search", LARGE_QWEN, "search"),
+    **{
+        f"paper_frozenlake_{method}": (
+            *("base", "tasks/frozenlake", SMALL_QWEN, f"methods/{method}"),
+            *("paper/base", "paper/games"),
+        )
+        for method in ("on_policy", "per_reward")
+    },
 }
+
+PAPER = {
+    **dict.fromkeys(("frozenlake", "sokoban_simple"), (500, 0.2, 64, 2, 128, 400, 128, 2048)),
+    "cliff_walking": (500, 0.2, 64, 2, 128, 400, 128, 4096),
+    "sokoban_hard": (1000, 0.2, 64, 2, 128, 400, 128, 8192),
+    **dict.fromkeys(("gsm8k", "aime"), (1000, 0.2, 128, 4, 256, 400, 512, 4096)),
+    "search": (500, 20.0, 64, 2, 64, 300, 1024, 12800),
+}
+"""What the files say, by task: tau in updates, clip of advantages, groups, their size, episodes of an update,
+iterations, tokens of a reply, tokens of an episode."""
+
+QWEN_WORDS = re.compile(r"<\|\w+\|>|[^\r\n\w]?[A-Za-z]+|\d| ?(?:[^\s\w]|_)+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+"""Where Qwen2.5's tokenizer may part a text of ASCII: a token never reaches beyond one of these, but may be shorter."""
 
 
 def stacked(stack):
@@ -74,12 +97,55 @@ def test_every_configuration_file_is_part_of_a_stack():
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_every_stack_of_configuration_files_parses(capsys, stack):
+    config = parsed(capsys, stack)
+    assert config["model"]["path"] == "somewhere"
+    assert config["trainer"]["max_epochs"] >= 1
+
+
+def parsed(capsys, stack):
     with pytest.raises(SystemExit) as ended:
         main(["fit", *stacked(stack), "--model.path=somewhere", "--print_config"])
     assert ended.value.code == 0
-    config = yaml.safe_load(capsys.readouterr().out)
-    assert config["model"]["path"] == "somewhere"
-    assert config["trainer"]["max_epochs"] >= 1
+    return yaml.safe_load(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("task", PAPER)
+def test_at_the_papers_scale_the_settings_are_the_papers(capsys, task):
+    config = parsed(capsys, f"paper_{task}")
+    model, rollout = config["model"], config["rollout"]
+    data, algorithm = config["data"]["init_args"], model["algorithm"]["init_args"]
+    assert PAPER[task] == (
+        data["decay"]["init_args"]["tau"],
+        algorithm["advantage_clip"],
+        rollout["groups"],
+        rollout["group_size"],
+        data["batch_size"],
+        config["trainer"]["max_epochs"],
+        rollout["sampling"]["max_tokens"],
+        rollout["engine"]["max_model_len"],
+    )
+    assert (data["clock"], data["replay_updates"], data["epochs"], data["alpha"]) == ("updates", 2, 1, 0.6)
+    assert (data["beta"], data["beta_end"], data["capacity"]) == (0.0, 0.0, 50_000)
+    assert data["priority"]["class_path"].endswith("AbsoluteReward")
+    assert (algorithm["clip"], algorithm["whiten"], algorithm["aggregation"]) == (0.2, True, "sequence_sum")
+    assert model["optimizer"]["init_args"]["lr"] == 1e-6
+    assert rollout["sampling"]["temperature"] == 0.99
+    assert (rollout["sampling"]["top_p"], rollout["sampling"]["top_k"]) == (1.0, 0)
+    assert rollout["groups"] * rollout["group_size"] % data["batch_size"] == 0
+
+
+@pytest.mark.parametrize("task", ["sokoban_hard", "cliff_walking"])
+def test_at_the_papers_scale_an_episode_has_room_for_all_its_turns(capsys, task):
+    rollout = parsed(capsys, f"paper_{task}")["rollout"]
+    env = make_text_env(rollout["environment"]["id"], rollout["environment"]["kwargs"])
+    texts = [env.reset(seed=2)[0]]
+    over = False
+    while not over:
+        texts += ["<answer>Left</answer>", "<|im_end|>\n<|im_start|>user\n"]
+        observation, _, terminated, truncated, _ = env.step("pass")
+        texts += [observation, "<|im_end|>\n<|im_start|>assistant\n"]
+        over = terminated or truncated
+    assert 1.1 * len(QWEN_WORDS.findall("".join(texts))) < rollout["engine"]["max_model_len"]
 
 
 @pytest.mark.parametrize("name", COMPARISONS)

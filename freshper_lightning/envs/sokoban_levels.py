@@ -103,7 +103,13 @@ def parse_level(rows: Iterable[str]) -> Level:
             f"not {len(players)} players, {len(boxes)} boxes and {len(targets)} targets"
         )
     (player,) = players
-    floor = _inside(cells, player) | boxes | targets
+    inside = _inside(cells, player)
+    if stranded := sorted((boxes ^ targets) - inside):
+        row, column = stranded[0]
+        raise ValueError(
+            f"the player cannot get to the box or target in row {row}, column {column}, and never solves it"
+        )
+    floor = inside | boxes | targets
     size = 1 + max(row for row, _ in cells), 1 + max(column for _, column in cells)
     walls = frozenset((row, column) for row in range(size[0]) for column in range(size[1])) - floor
     return Level(Layout(*size, walls, targets), boxes, player)

@@ -166,8 +166,12 @@ class Collector:
         return self._envs[slot]
 
     def discard(self, slot: int) -> None:
-        """Forget an environment that raised: nothing is known about its state."""
-        del self._envs[slot]
+        """Close and forget an environment that raised: nothing is known about its state."""
+        env = self._envs.pop(slot)
+        try:
+            env.close()
+        except Exception as error:  # the loss of the episode is counted already, and this one is part of it
+            log.warning("an environment that raised could not be closed: %s: %s", type(error).__name__, error)
 
 
 class Run:

@@ -6,6 +6,7 @@ from transformers import AutoTokenizer
 from datamodules.demonstrations import DemonstrationsDataModule
 from freshper_lightning.algorithms.algorithm import SFT
 from freshper_lightning.callbacks.report import read_scalars
+from freshper_lightning.errors import ConfigurationError
 from tests.loop import Recorder, fit, policy
 
 
@@ -113,3 +114,14 @@ def test_gradients_do_not_depend_on_accumulation(tmp_path, model_path):
 def test_a_batch_that_does_not_divide_the_demonstrations_is_refused():
     with pytest.raises(ValueError, match=r"data\.batch_size=5 must divide data\.episodes=12"):
         demonstrations(batch_size=5)
+
+
+def play_nothing(seed):
+    """A demonstrator that finds no way to play."""
+    return []
+
+
+def test_a_demonstration_without_a_turn_is_refused_by_name(tmp_path, model_path):
+    data = DemonstrationsDataModule(play_nothing, episodes=12, batch_size=6, seed=1)
+    with pytest.raises(ConfigurationError, match=r"data\.demonstrate=play_nothing .* no turn in the demonstration"):
+        fit(tmp_path, policy(model_path, algorithm=SFT()), data)

@@ -7,6 +7,7 @@ import pytest
 
 from freshper_lightning.envs.arena import TextArena
 from freshper_lightning.envs.protocol import make_text_env
+from tests.envs.replies import malformed_replies
 
 GUESS = "GuessTheNumber-v0-raw"
 
@@ -41,6 +42,19 @@ def test_the_own_move_is_not_said_again_and_an_invalid_one_is_told():
     assert info == {"valid": False, "success": False}
     with pytest.raises(gymnasium.error.ResetNeeded):
         env.step("[1]")
+
+
+def test_ten_thousand_malformed_replies_neither_raise_nor_score():
+    env = TextArena(GUESS)
+    over, valid = True, 0
+    for seed, reply in enumerate(malformed_replies(10_000, "seven")):
+        if over:
+            env.reset(seed=seed)
+        _, reward, over, _, info = env.step(reply)
+        assert reward <= 0
+        assert not info["success"]
+        valid += info["valid"]
+    assert valid == 0
 
 
 def test_equal_seeds_give_equal_games_also_side_by_side():

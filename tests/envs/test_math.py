@@ -259,6 +259,25 @@ def test_a_data_set_without_the_package_is_refused_with_what_to_install(monkeypa
         MathQuestion(dataset="openai/gsm8k", config="main")
 
 
+def test_a_data_set_is_read_by_name_configuration_split_and_field(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "problems"
+    (folder / "data").mkdir(parents=True)
+    rows = [{"problem": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(5)]
+    jsonl(folder / "data" / "main.jsonl", *rows)
+    jsonl(folder / "data" / "other.jsonl", {"problem": "?", "answer": "7"})
+    files = "\n".join(f"- config_name: {name}\n  data_files: data/{name}.jsonl" for name in ("main", "other"))
+    (folder / "README.md").write_text(f"---\nconfigs:\n{files}\n---\n")
+    source = {"dataset": str(folder), "config": "main", "question_field": "problem"}
+    first, rest = (MathQuestion(**source, split=split) for split in ("train[:2]", "train[2:]"))
+    assert [question.answer for question in first.questions] == ["0", "2"]
+    assert [question.answer for question in rest.questions] == ["4", "6", "8"]
+    assert not first.instances & rest.instances
+    assert [question.answer for question in MathQuestion(**{**source, "config": "other"}).questions] == ["7"]
+    with pytest.raises(ValueError, match=r"dataset='.*problems', config='none', split='train' cannot be loaded"):
+        MathQuestion(**{**source, "config": "none"})
+
+
 def test_the_last_of_several_attempts_is_scored_and_failing_first_does_not_pay(tmp_path):
     env = env_of(tmp_path, attempts=3, form="tag", format_reward=0.1)
     first = env.step("<answer>17</answer>")

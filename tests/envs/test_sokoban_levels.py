@@ -56,7 +56,7 @@ def test_a_move_goes_to_free_floor_and_not_into_walls(action):
     if action != "Down":
         assert free.moved(action).player != free.player
         assert free.moved(action).boxes == free.boxes
-    closed = level("#####", "#$@##", "##*##", "#.###", "#####")
+    closed = level("#####", "#$@##", "#.###", "#####")
     assert closed.moved(action) is closed
 
 
@@ -97,6 +97,10 @@ def test_a_file_may_have_titles_comments_and_other_symbols_for_floor(tmp_path):
     assert second.rows() == ["#######", "#  .*+#", "# $ $ #", "#######"]
 
 
+def test_a_box_that_rests_on_its_target_may_be_out_of_reach():
+    assert level("########", "#@$.##*#", "########").moved("Right").solved
+
+
 def test_cells_outside_become_walls():
     read = level("  ####", "###  #", "#@$ .#", "######")
     assert read.rows() == ["######", "###  #", "#@$ .#", "######"]
@@ -122,6 +126,8 @@ def test_written_levels_are_read_back_as_they_were(tmp_path_factory, seeds, hard
         (["#####", "#@$. ", "#####"], "gap at row 1, column 4"),
         (["#####", "#@$.#"], "gap at row 1"),
         (["#####", "#@x.#", "#####"], "not 'x'"),
+        (["########", "#@  #$.#", "########"], "cannot get to the box or target in row 1, column 5"),
+        (["########", "#@$ # .#", "########"], "cannot get to the box or target in row 1, column 6"),
     ],
 )
 def test_what_is_no_level_is_refused_with_the_reason(rows, message):

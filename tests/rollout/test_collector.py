@@ -229,6 +229,7 @@ class FailsOnce(Echo):
 
     failed = False
     made = 0
+    closed = 0
 
     def __init__(self):
         super().__init__()
@@ -239,12 +240,16 @@ class FailsOnce(Echo):
             FailsOnce.failed = True
             raise OSError("once")
 
+    def close(self):
+        FailsOnce.closed += 1
+        raise OSError("and what it held is lost")
+
 
 gymnasium.register("freshper-test/FailsOnce-v0", FailsOnce)
 
 
-def test_the_others_of_a_failed_group_are_dropped_unplayed_and_counted(collector, engine):
-    FailsOnce.failed, FailsOnce.made = False, 0
+def test_the_others_of_a_failed_group_are_dropped_unplayed_and_counted(collector, engine, monkeypatch, caplog):
+    FailsOnce.failed, FailsOnce.made, FailsOnce.closed = False, 0, 0
     playing = collector("freshper-test/FailsOnce-v0")
     collection = playing.collect(plans(), BORN)
     assert [t.group for t in collection.trajectories] == [0] * 3 + [1] * 3 + [3] * 3
@@ -252,6 +257,9 @@ def test_the_others_of_a_failed_group_are_dropped_unplayed_and_counted(collector
     assert len(engine.record) == 12 + 9 + 9
     assert len(playing.collect(plans(), BORN).trajectories) == 12
     assert FailsOnce.made == 13  # a fresh environment takes the slot of the one that raised
+    assert FailsOnce.closed == 1
+    assert "could not be closed: OSError: and what it held is lost" in caplog.text
+    monkeypatch.setattr(FailsOnce, "close", Echo.close)
 
 
 @pytest.mark.parametrize(("share", "stops"), [(0.24, True), (0.25, False)])
