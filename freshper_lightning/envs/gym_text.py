@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import gymnasium
-from gymnasium.envs.registration import EnvSpec, load_env_creator
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces import Box, Discrete, Text
 
-from freshper_lightning.envs.protocol import ReplySpace, parse_answer, tagged_answer
+from freshper_lightning.envs.protocol import ReplySpace, check_arguments, creator_of, parse_answer, tagged_answer
 
 Describe: TypeAlias = Callable[[gymnasium.Env[Any, Any], Any], str]
 """``describe(environment, observation)``: the observation as the policy is told it."""
@@ -120,22 +120,15 @@ class GymText(gymnasium.Env[str, str]):
 
 
 def _make(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
-    module, _, name = env_id.rpartition(":")
-    try:
-        if module:
-            importlib.import_module(module)
-        spec = gymnasium.spec(name)
-    except (ModuleNotFoundError, gymnasium.error.Error) as error:
-        raise ValueError(f"env_id={env_id!r} is not a registered environment: {error}") from error
-    env: gymnasium.Env[Any, Any] = gymnasium.make(name, disable_env_checker=True, **{**_ansi(spec, kwargs), **kwargs})
+    spec = check_arguments(env_id, kwargs)
+    asked = {**_ansi(spec, kwargs), **kwargs}
+    env: gymnasium.Env[Any, Any] = gymnasium.make(env_id, disable_env_checker=True, **asked)
     return env
 
 
 def _ansi(spec: EnvSpec, kwargs: Mapping[str, Any]) -> dict[str, str]:
     """The render mode ``ansi`` where the environment has it."""
-    entry = spec.entry_point
-    creator = load_env_creator(entry) if isinstance(entry, str) else entry
-    modes = getattr(creator, "metadata", {}).get("render_modes", ())
+    modes = getattr(creator_of(spec), "metadata", {}).get("render_modes", ())
     return {"render_mode": "ansi"} if "ansi" in modes and "render_mode" not in kwargs else {}
 
 

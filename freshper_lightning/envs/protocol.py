@@ -75,14 +75,7 @@ def make_text_env(env_id: str, kwargs: Mapping[str, Any]) -> TextEnv:
         ValueError: The id is not registered, an argument is not one of the environment's or of another type than its
             constructor says, or a space is not text.
     """
-    spec = _find_spec(env_id)
-    creator = _creator(spec)
-    try:
-        inspect.signature(creator).bind(**{**spec.kwargs, **kwargs})
-    except TypeError as error:
-        allowed = ", ".join(inspect.signature(creator).parameters) or "none"
-        raise ValueError(f"environment {env_id} cannot be made: {error}; its arguments are: {allowed}") from error
-    _check_types(env_id, creator, kwargs)
+    check_arguments(env_id, kwargs)
     env = gymnasium.make(env_id, disable_env_checker=True, **kwargs)
     for name, space in ((name, getattr(env, name, None)) for name in ("observation_space", "action_space")):
         if not isinstance(space, Text):
@@ -92,6 +85,24 @@ def make_text_env(env_id: str, kwargs: Mapping[str, Any]) -> TextEnv:
                 "are user messages and actions are replies (wrap the environment to write and read text)"
             )
     return env
+
+
+def check_arguments(env_id: str, kwargs: Mapping[str, Any]) -> EnvSpec:
+    """The registration of ``env_id``, whose constructor takes ``kwargs``.
+
+    Raises:
+        ValueError: The id is not registered, or an argument is not one of the environment's or of another type than
+            its constructor says.
+    """
+    spec = find_spec(env_id)
+    creator = creator_of(spec)
+    try:
+        inspect.signature(creator).bind(**{**spec.kwargs, **kwargs})
+    except TypeError as error:
+        allowed = ", ".join(inspect.signature(creator).parameters) or "none"
+        raise ValueError(f"environment {env_id} cannot be made: {error}; its arguments are: {allowed}") from error
+    _check_types(env_id, creator, kwargs)
+    return spec
 
 
 _PLAIN: dict[Any, tuple[type, ...]] = {
@@ -130,7 +141,12 @@ def _fits(value: object, option: type) -> bool:
     return isinstance(value, _PLAIN[option]) and (option is bool or not isinstance(value, bool))
 
 
-def _find_spec(env_id: str) -> EnvSpec:
+def find_spec(env_id: str) -> EnvSpec:
+    """The registration of ``env_id``, of which ``module:Name-v0`` imports the module first.
+
+    Raises:
+        ValueError: The module cannot be imported, or the id is not registered.
+    """
     module, _, name = env_id.rpartition(":")
     try:
         if module:
@@ -142,7 +158,12 @@ def _find_spec(env_id: str) -> EnvSpec:
         raise ValueError(_unknown(name)) from error
 
 
-def _creator(spec: EnvSpec) -> EnvCreator | VectorEnvCreator:
+def creator_of(spec: EnvSpec) -> EnvCreator | VectorEnvCreator:
+    """What makes the environment, mostly its class.
+
+    Raises:
+        ValueError: The registration names nothing.
+    """
     if spec.entry_point is None:
         raise ValueError(f"environment {spec.id} is registered without an entry_point")
     return load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
@@ -164,7 +185,7 @@ def takes_argument(env_id: str, name: str) -> bool:
     Raises:
         ValueError: The id is not registered.
     """
-    parameters = inspect.signature(_creator(_find_spec(env_id))).parameters.values()
+    parameters = inspect.signature(creator_of(find_spec(env_id))).parameters.values()
     return any(parameter.name == name or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 

@@ -122,7 +122,8 @@ def test_observations_of_few_numbers_are_printed():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"env_id": "Lake-v9"}, "env_id='Lake-v9' is not a registered environment"),
+        ({"env_id": "Lake-v9"}, "environment id 'Lake-v9' is not registered; did you mean FrozenLake-v1"),
+        ({**LAKE, "kwargs": {"bogus": 1}}, "cannot be made: .*'bogus'; its arguments are: render_mode"),
         ({"env_id": "no_such_module:Lake-v9"}, "no_such_module"),
         ({**LAKE, "actions": ["Left", "Down"]}, r"actions=\['Left', 'Down'\] must be 4 different names"),
         ({**LAKE, "actions": ["Left", "Down", "Up", "UP"]}, "4 different names"),
