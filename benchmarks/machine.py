@@ -2,28 +2,19 @@
 
 import os
 import platform
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-
-def commit() -> str:
-    """Abbreviated hash of the checkout, and whether something in it but ``docs``, which has results, changed since."""
-    changes = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)docs")
-    return _git("rev-parse", "--short=7", "HEAD") + (", changed" if changes else "")
+from freshper_lightning.compare.provenance import code
 
 
 @contextmanager
 def same_commit() -> Iterator[Callable[[], str]]:
-    """:func:`commit` of the body's begin, to be asked for after it; changed where it is another at the end."""
-    before = commit()
-    yield lambda: before if commit() == before or before.endswith(", changed") else f"{before}, changed"
-
-
-def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True).stdout.strip()
+    """Which code the body ran with, to be asked for after it; changed where it is another at the end."""
+    before = code()
+    yield lambda: before if code() == before or before.endswith(", changed") else f"{before}, changed"
 
 
 def machine(*packages: str) -> str:

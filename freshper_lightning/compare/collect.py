@@ -14,7 +14,7 @@ from freshper_lightning.compare.run import TrainingJob
 from freshper_lightning.compare.settings import MODES
 from freshper_lightning.errors import ConfigurationError
 
-ROLLOUTS = "rollout/environment_steps"
+ROLLOUTS, ROLLOUT_SECONDS = "rollout/environment_steps", "time/rollout"
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,8 @@ class Row:
     config: str
     """Digest of the run's whole configuration: its settings, seed and start, which counts by its path where it is a
     folder."""
+    code: str
+    """Commit that the run was made with; ``A to B`` where it was begun with one and finished with another."""
 
 
 COLUMNS = tuple("return" if f.name == "score" else f.name for f in fields(Row))
@@ -47,7 +49,7 @@ COLUMNS = tuple("return" if f.name == "score" else f.name for f in fields(Row))
 def rows_of(task: str, job: TrainingJob) -> list[Row]:
     """The evaluations of a run in order of time, mode by mode."""
     scalars, seconds = read_scalars(job.folder), training_seconds(job.folder)
-    digest = job.marker.digest()
+    digest, made_with = job.marker.digest(), job.marker.code()
     environment_steps = dict(scalars[STEPS])
     rollouts = [value for _, value in scalars.get(ROLLOUTS, [])]
     rows = []
@@ -59,7 +61,7 @@ def rows_of(task: str, job: TrainingJob) -> list[Row]:
             moment = (update, iteration, int(steps), round(seconds[update], 2))
             share = success.get(update)
             rounded = None if share is None else round(share, 6)
-            rows.append(Row(task, job.arm, job.seed, *moment, mode, rounded, round(score, 6), digest))
+            rows.append(Row(task, job.arm, job.seed, *moment, mode, rounded, round(score, 6), digest, made_with))
     return rows
 
 
@@ -67,30 +69,39 @@ def training_seconds(folder: Path) -> dict[int, float]:
     """Wall-clock seconds of training at each evaluation, by update.
 
     Each file of events is one attempt. An attempt goes on with the time that the one before had at the update that it
-    resumed from, and time between an event and the evaluation that follows it is not training.
+    resumed from, and begins with its first rollout. Time between an event and the evaluation that follows it is not
+    training, and what comes after the evaluation, such as the next rollout, is no part of the time up to it.
     """
     at_update: dict[int, float] = {}
+    evaluated = set[int]()
     for path in sorted(folder.glob("events.out.tfevents.*"), key=_begun):
-        moments = _moments(path)
+        begun, moments = _moments(path)
         if not moments:
             continue
         resumed = moments[0][1]
         clock = max((known for update, known in at_update.items() if update <= resumed), default=0.0)
         at_update = {update: known for update, known in at_update.items() if update <= resumed}
-        before = moments[0][0]
+        before = begun
+        evaluated = {update for update in evaluated if update <= resumed}
         for wall, update, evaluates in moments:
             clock += 0.0 if evaluates else wall - before
             before = wall
-            at_update[update] = clock
+            if update not in evaluated:
+                at_update[update] = clock
+            if evaluates:
+                evaluated.add(update)
     return at_update
 
 
 def _begun(path: Path) -> float:
-    return min((wall for wall, _, _ in _moments(path)), default=math.inf)
+    return _moments(path)[0]
 
 
-def _moments(path: Path) -> list[tuple[float, int, bool]]:
-    """Wall-clock time, update, and whether it is of an evaluation, for every scalar of one file in order of time."""
+def _moments(path: Path) -> tuple[float, list[tuple[float, int, bool]]]:
+    """When the first rollout of one file began, infinity in a file without scalars, and every scalar in order of time.
+
+    A scalar is its wall-clock time, its update, and whether it is of an evaluation.
+    """
     events = EventAccumulator(str(path), size_guidance={"scalars": 0}).Reload()
     found = [
         (event.wall_time, event.step, tag.startswith("evaluation/"))
@@ -98,7 +109,10 @@ def _moments(path: Path) -> list[tuple[float, int, bool]]:
         if tag != "epoch"
         for event in events.Scalars(tag)
     ]
-    return sorted(found)
+    found.sort()
+    rollouts = events.Scalars(ROLLOUT_SECONDS) if ROLLOUT_SECONDS in events.Tags()["scalars"] else []
+    first = next((event.value for event in rollouts if event.step == found[0][1]), 0.0)
+    return (found[0][0] - first if found else math.inf), found
 
 
 def write_table(path: Path, rows: Sequence[Row]) -> None:
@@ -143,6 +157,7 @@ def _parsed(line: dict[str, str], place: str) -> Row:
             success=float(line["success"]) if line["success"] else None,
             score=float(line["return"]),
             config=line["config"],
+            code=line["code"],
         )
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"{place}: {','.join(map(str, line.values()))} is not an evaluation") from error

@@ -98,7 +98,8 @@ def _tune(plan: Plan, jobs: int) -> dict[str, str]:
         ended = [arm for arm in left if all(run.finished for group in left[arm].values() for run in group)]
         for arm, choice in choose(plan, {arm: left.pop(arm) for arm in ended}).items():
             write_choices(path, {arm: choice})
-            print(f"{arm}: learning rate {choice.learning_rate:.3g} of {choice.results}", flush=True)
+            edge = ", at the edge of tuning.factors: a better one may lie beyond" if choice.at_edge else ""
+            print(f"{arm}: learning rate {choice.learning_rate:.3g} of {choice.results}{edge}", flush=True)
 
     failures = _run(plan, _all(found), _all(left), jobs, collect)
     collect()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from freshper_lightning.compare.provenance import code, of_both
 from freshper_lightning.compare.stack import digest, flat
 from freshper_lightning.errors import ConfigurationError
 
@@ -59,12 +60,18 @@ class Marker:
         )
 
     def begin(self) -> None:
-        """Claim the folder for the configuration."""
-        _write(self._begun, {"digest": self.digest(), "config": self.config})
+        """Claim the folder for the configuration; what has begun before goes on."""
+        first = json.loads(self._begun.read_text())["code"] if self.has_begun else code()
+        _write(self._begun, {"digest": self.digest(), "code": first, "config": self.config})
 
     def finish(self, seconds: float) -> None:
         """Say that all is there, and how long it took."""
-        _write(self._finished, {"digest": self.digest(), "seconds": seconds})
+        both = of_both(json.loads(self._begun.read_text())["code"], code())
+        _write(self._finished, {"digest": self.digest(), "code": both, "seconds": seconds})
+
+    def code(self) -> str:
+        """Which code the finished run was made with."""
+        return str(json.loads(self._finished.read_text())["code"])
 
     def seconds(self) -> float | None:
         """How long the folder's run took to its end; None where it is not finished, or was of another configuration."""

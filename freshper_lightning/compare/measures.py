@@ -19,7 +19,7 @@ class Outcome:
 
     by_seed: dict[int, float]
     censored: int
-    """Runs that never reached the threshold; their value is the last step, which the true one is above."""
+    """Runs that did not reach the threshold within the horizon; that is their value, and the true one is above it."""
 
     @property
     def estimate(self) -> Estimate:
@@ -37,8 +37,10 @@ class Measures:
 
     threshold: float | None
     """None where the baseline has no result above 0, of which a share would mean something."""
+    start: float
+    """Mean of the runs' first values; where it is above the threshold, steps to it say nothing."""
     horizon: float
-    """Environment steps that areas go to: the fewest that a run ended with."""
+    """Environment steps that areas and the way to the threshold go to: the fewest that a run ended with."""
     outcomes: dict[str, dict[str, Outcome]]
 
 
@@ -54,14 +56,15 @@ def measure(curves: Sequence[Curve], comparison: Comparison) -> Measures:
         DROP: {arm: _outcome(curves, arm, lambda curve: curve.drop(window)) for arm in arms},
     }
     if threshold is not None:
-        outcomes[STEPS] = {arm: _steps([c for c in curves if c.arm == arm], threshold) for arm in arms}
-    return Measures(threshold, horizon, outcomes)
+        outcomes[STEPS] = {arm: _steps([c for c in curves if c.arm == arm], threshold, horizon) for arm in arms}
+    start = float(np.mean([curve.values[0] for curve in curves]))
+    return Measures(threshold, start, horizon, outcomes)
 
 
 def _threshold(baseline: Sequence[Curve], comparison: Comparison) -> float | None:
     if not baseline:
         return None
-    mean = float(np.mean([curve.final(comparison.final_window) for curve in baseline]))
+    mean = estimate(np.array([curve.final(comparison.final_window) for curve in baseline])).value
     return comparison.threshold * mean if mean > 0 else None
 
 
@@ -69,8 +72,8 @@ def _outcome(curves: Sequence[Curve], arm: str, value: Callable[[Curve], float])
     return Outcome({curve.seed: value(curve) for curve in curves if curve.arm == arm}, 0)
 
 
-def _steps(curves: Sequence[Curve], threshold: float) -> Outcome:
-    reached = {curve.seed: curve.steps_to(threshold) for curve in curves}
-    ends = {curve.seed: float(curve.environment_steps[-1]) for curve in curves}
-    by_seed = {seed: ends[seed] if steps is None else steps for seed, steps in reached.items()}
-    return Outcome(by_seed, sum(steps is None for steps in reached.values()))
+def _steps(curves: Sequence[Curve], threshold: float, horizon: float) -> Outcome:
+    """All runs are followed equally long, so that two that did not get there are equal."""
+    found = {curve.seed: curve.steps_to(threshold) for curve in curves}
+    reached = {seed: steps for seed, steps in found.items() if steps is not None and steps <= horizon}
+    return Outcome({seed: reached.get(seed, horizon) for seed in found}, len(found) - len(reached))

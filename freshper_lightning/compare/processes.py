@@ -39,7 +39,7 @@ class Processes:
 
         Raises:
             RunFailedError: The exit code is not 0, or the processor time is used up.
-            Stopped: It was ended by :meth:`stop`, or not started any more.
+            StoppedError: It was ended by :meth:`stop`, or not started any more.
         """
         with output.open("ab") as file:
             code = self._start(command, file.fileno(), lock.fileno()).wait()

@@ -18,8 +18,8 @@ DEFINITIONS = {
     FINAL: "mean of the last {window} evaluations of a run",
     AREA: "mean height of the curve over environment steps, up to {horizon:,.0f}, the fewest that a run ended with",
     STEPS: "environment steps at the first evaluation of at least {threshold}; the threshold was fixed beforehand as"
-    " {share:.0%} of the baseline's mean result, and a run that starts above it counts with 0. A run that never got"
-    " there is censored: it counts with its last step, so that the figure is a lower bound (≥)",
+    " {share:.0%} of the baseline's mean result, and a run that starts above it counts with 0. A run that is not there"
+    " after {horizon:,.0f} is censored: it counts with these, so that the figure is a lower bound (≥)",
     DROP: "greatest mean of {window} consecutive evaluations less that of the last {window}",
 }
 
@@ -43,7 +43,9 @@ def write_report(rows: Sequence[Row], comparison: Comparison, folder: Path, miss
     draw_curves(curves, comparison.baseline, label, folder / CURVES)
     draw_arms(curves, comparison.baseline, label, folder / ARMS)
     page = folder / PAGE
-    page.write_text("\n\n".join(_sections(curves, comparison, missing)) + "\n")
+    modes = sorted({row.mode for row in own} - {comparison.mode})
+    others = {mode: measure(curves_of(own, comparison.metric, mode), comparison) for mode in modes}
+    page.write_text("\n\n".join(_sections(curves, others, comparison, missing)) + "\n")
     return page
 
 
@@ -53,14 +55,18 @@ def _ordered(curves: Sequence[Curve], comparison: Comparison) -> list[Curve]:
     return sorted(curves, key=lambda curve: arms.index(curve.arm) if curve.arm in arms else len(arms))
 
 
-def _sections(curves: Sequence[Curve], comparison: Comparison, missing: Mapping[str, str]) -> Iterable[str]:
+def _sections(
+    curves: Sequence[Curve], others: Mapping[str, Measures], comparison: Comparison, missing: Mapping[str, str]
+) -> Iterable[str]:
     found = measure(curves, comparison)
     yield f"# {comparison.task}: {comparison.metric} of held-out episodes, {comparison.mode}"
     yield _trust(curves)
     yield f"![Learning curves of all arms]({CURVES})\n\n![Each arm beside the baseline]({ARMS})"
     yield _definitions(found, comparison)
-    yield "## Arms\n\n" + _arms_table(curves, found)
-    yield f"## Differences from {comparison.baseline}\n\n" + _differences(found, comparison)
+    yield "## Arms\n\n" + _arms_table(curves, found, others)
+    for reference in [comparison.baseline, *comparison.references]:
+        if reference in found.outcomes[FINAL]:
+            yield f"## Differences from {reference}\n\n" + _differences(found, reference)
     if missing:
         yield "## Not there\n\n" + "\n".join(f"- {name}: {reason}" for name, reason in missing.items())
 
@@ -91,18 +97,23 @@ def _definitions(found: Measures, comparison: Comparison) -> str:
         for name in MEASURES
         if name in found.outcomes
     ]
+    if found.threshold is not None and found.start >= found.threshold:
+        lines.append(f"- Runs start at {found.start:.3f} on average, above the threshold: steps to it say little here")
     if found.threshold is None:
         lines.append(f"- **{STEPS}**: none, since {comparison.baseline} has no result above 0 to take a share of")
     return "\n".join(lines)
 
 
-def _arms_table(curves: Sequence[Curve], found: Measures) -> str:
+def _arms_table(curves: Sequence[Curve], found: Measures, others: Mapping[str, Measures]) -> str:
+    """Others are those of the modes that the report is not about."""
     measures = [name for name in MEASURES if name in found.outcomes]
-    columns = ["arm", "seeds", *measures, "optimizer steps", "environment steps", "minutes"]
+    beside = [f"{FINAL}, {mode}" for mode in others]
+    columns = ["arm", "seeds", *measures, *beside, "optimizer steps", "environment steps", "minutes"]
     lines = []
     for arm in found.outcomes[FINAL]:
         own = [curve for curve in curves if curve.arm == arm]
         values = [_with_interval(found.outcomes[name][arm], name) for name in measures]
+        values += [_with_interval(other.outcomes[FINAL][arm], FINAL) for other in others.values()]
         costs = [
             f"{np.mean([c.update[-1] for c in own]):,.0f}",
             f"{np.mean([c.environment_steps[-1] for c in own]):,.0f}",
@@ -112,12 +123,12 @@ def _arms_table(curves: Sequence[Curve], found: Measures) -> str:
     return table(columns, lines)
 
 
-def _differences(found: Measures, comparison: Comparison) -> str:
+def _differences(found: Measures, reference: str) -> str:
     measures = [name for name in MEASURES if name in found.outcomes]
     lines = []
     for arm in found.outcomes[FINAL]:
-        if arm != comparison.baseline:
-            cells = [_difference(found.outcomes[name], arm, comparison.baseline, name) for name in measures]
+        if arm != reference:
+            cells = [_difference(found.outcomes[name], arm, reference, name) for name in measures]
             lines.append([arm, *cells])
     note = "In brackets the interval, then in how many seeds the arm is above and below, and the sign test's p."
     return f"{note}\n\n{table(['arm', *measures], lines)}"

@@ -62,6 +62,10 @@ class Tuning:
     """Seeds of the search."""
     factors: list[float] = field(default_factory=lambda: [1 / 3, 1.0, 3.0])
     """Multiples of the arm's learning rate."""
+    instances: int = 1
+    """Held-out instances of the search, as `evaluation.instances` names them: others than the table's."""
+    final_window: int | None = None
+    """Evaluations at the end of a run whose mean says how good its rate is; as many as in the table by default."""
 
     def __post_init__(self) -> None:
         require_setting(
@@ -69,6 +73,8 @@ class Tuning:
         )
         positive = bool(self.factors) and min(self.factors) > 0
         require_setting("tuning.factors", self.factors, positive and 1.0 in self.factors, "above 0, with 1 among them")
+        window = self.final_window
+        require_setting("tuning.final_window", window, window is None or window >= 1, "at least 1")
 
 
 @dataclass
@@ -104,6 +110,8 @@ class Comparison:
     """Methods by name."""
     baseline: str = MISSING
     """The arm that others are compared with, and that fixes the threshold."""
+    references: list[str] = field(default_factory=list)
+    """Further arms that differences are shown from."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Keys of `freshper fit` that all arms share, above their stacks: the length and the evaluations."""
     warm_start: WarmStart | None = None
@@ -132,6 +140,9 @@ class Comparison:
             )
         named = ", ".join(self.arms)
         require_setting("baseline", self.baseline, self.baseline in self.arms, f"one of the arms: {named}")
+        for name in self.references:
+            others = ", ".join(arm for arm in self.arms if arm != self.baseline)
+            require_setting("references", name, name in self.arms and name != self.baseline, f"some of {others}")
         require_setting("study.arm", self.study.arm, self.study.arm in ("", *self.arms), f"one of the arms: {named}")
         require_setting("metric", self.metric, self.metric in METRICS, " or ".join(METRICS))
         require_setting("mode", self.mode, self.mode in MODES, " or ".join(MODES))
@@ -139,6 +150,11 @@ class Comparison:
         require_setting("threshold", self.threshold, self.threshold > 0, "above 0")
         if (self.warm_start is None) == (self.model is None):
             raise ConfigurationError("exactly one of warm_start and model must be given: where all arms start from")
+
+    @property
+    def tuning_window(self) -> int:
+        """Evaluations at the end of a run of the search that count."""
+        return self.tuning.final_window or self.final_window
 
     def chosen(self, names: list[str] | None) -> list[str]:
         """The arms to run, the baseline first; all of them where none are named.

@@ -40,10 +40,16 @@ class Recipe:
 
     def at(self, learning_rate: float) -> "Recipe":
         """The same at another learning rate."""
+        return self._but(LEARNING_RATE, learning_rate)
+
+    def evaluated_on(self, instances: int) -> "Recipe":
+        """The same with other held-out instances."""
+        return self._but("evaluation.instances", instances)
+
+    def _but(self, key: str, value: float) -> "Recipe":
         config = OmegaConf.create(self.config)
-        OmegaConf.update(config, LEARNING_RATE, learning_rate)
-        option = f"--{LEARNING_RATE}={learning_rate!r}"
-        return Recipe(self.name, (*self.options, option), _plain(config))
+        OmegaConf.update(config, key, value)
+        return Recipe(self.name, (*self.options, f"--{key}={value!r}"), _plain(config))
 
 
 def recipes(comparison: Comparison, arms: Sequence[str], folder: Path) -> dict[str, Recipe]:
@@ -120,21 +126,32 @@ def _require_evaluations(comparison: Comparison, recipe: Recipe) -> None:
     modes = evaluation["modes"] or MODES
     if comparison.mode not in modes:
         raise ConfigurationError(f"mode={comparison.mode} must be one of settings.evaluation.modes={modes}")
-    if iterations < every * comparison.final_window:
-        raise ConfigurationError(
-            f"final_window={comparison.final_window} must be at most the evaluations of a run:"
-            f" {iterations} iterations // every {every} = {iterations // every}"
-        )
+    tuning = comparison.tuning
+    if evaluation["instances"] == tuning.instances:
+        raise ConfigurationError(f"tuning.instances={tuning.instances} must not be settings.evaluation.instances")
+    windows = {"final_window": comparison.final_window, "tuning.final_window": comparison.tuning_window}
+    for key, window in windows.items():
+        if iterations < every * window:
+            raise ConfigurationError(
+                f"{key}={window} must be at most the evaluations of a run:"
+                f" {iterations} iterations // every {every} = {iterations // every}"
+            )
 
 
 def _require_alike(found: Mapping[str, Recipe], baseline: str) -> None:
     def shared(recipe: Recipe) -> dict[str, Any]:
-        return {"trainer.max_epochs": recipe.config["trainer"]["max_epochs"], "evaluation": recipe.config["evaluation"]}
+        config = recipe.config
+        parts = {name: config[name] for name in ("evaluation", "rollout")}
+        found = flat(parts) | {"trainer.max_epochs": config["trainer"]["max_epochs"]}
+        return {key: value for key, value in found.items() if key != "rollout.measure_drift"}
 
     for recipe in found.values():
-        if shared(recipe) != shared(found[baseline]):
+        own, others = shared(recipe), shared(found[baseline])
+        if different := sorted(key for key in own.keys() | others.keys() if own.get(key) != others.get(key)):
+            key = different[0]
             raise ConfigurationError(
-                f"arms.{recipe.name}.settings: trainer.max_epochs and evaluation must be those of all arms, in settings"
+                f"arms.{recipe.name}.settings: {key}={own.get(key)} must be {others.get(key)} as in {baseline}: length,"
+                " rollouts and evaluations are those of all arms, in settings"
             )
 
 

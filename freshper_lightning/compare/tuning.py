@@ -30,22 +30,24 @@ class Choice:
     digest: str
     """Of the arm's configuration before tuning, and of the search: runs, seeds, factors and measure."""
 
+    @property
+    def at_edge(self) -> bool:
+        """Whether the best factor is the least or the greatest of several: a better one may lie beyond."""
+        factors = sorted(self.results, key=float)
+        inside = [self.results[factor] for factor in factors[1:-1]]
+        return len(factors) > 1 and (not inside or max(inside) < max(self.results.values()))
+
 
 def trials(plan: Plan) -> dict[str, dict[float, list[TrainingJob]]]:
     """The runs of the search, by arm and factor."""
     tuning = plan.comparison.tuning
-    return {
-        arm: {
-            factor: [
-                plan.training(
-                    recipe.at(factor * recipe.learning_rate()), seed, Path("tuning") / arm / f"times_{factor:.3g}"
-                )
-                for seed in tuning.seeds
-            ]
-            for factor in tuning.factors
-        }
-        for arm, recipe in plan.recipes.items()
-    }
+
+    def runs(recipe: Recipe, factor: float) -> list[TrainingJob]:
+        tried = recipe.at(factor * recipe.learning_rate()).evaluated_on(tuning.instances)
+        place = Path("tuning") / recipe.name / f"times_{factor:.3g}"
+        return [plan.training(tried, seed, place) for seed in tuning.seeds]
+
+    return {arm: {factor: runs(recipe, factor) for factor in tuning.factors} for arm, recipe in plan.recipes.items()}
 
 
 def choose(plan: Plan, finished: Mapping[str, Mapping[float, Sequence[TrainingJob]]]) -> dict[str, Choice]:
@@ -60,7 +62,7 @@ def _result(plan: Plan, runs: Sequence[TrainingJob]) -> float:
     comparison = plan.comparison
     rows = [row for job in runs for row in rows_of(comparison.task, job)]
     curves = curves_of(rows, comparison.metric, comparison.mode)
-    return float(np.mean([curve.final(comparison.final_window) for curve in curves]))
+    return float(np.mean([curve.final(comparison.tuning_window) for curve in curves]))
 
 
 def choice_of(plan: Plan, arm: str, results: Mapping[float, float]) -> Choice:
@@ -73,9 +75,10 @@ def choice_of(plan: Plan, arm: str, results: Mapping[float, float]) -> Choice:
 
 def _digest(plan: Plan, recipe: Recipe) -> str:
     comparison = plan.comparison
-    starts = [plan.training(recipe, seed, Path()).marker.config for seed in comparison.tuning.seeds]
-    measured = (comparison.metric, comparison.mode, comparison.final_window)
-    return digest({"runs": starts, "factors": list(comparison.tuning.factors), "measure": measured})
+    tuning = comparison.tuning
+    starts = [plan.training(recipe, seed, Path()).marker.config for seed in tuning.seeds]
+    measured = (comparison.metric, comparison.mode, comparison.tuning_window, tuning.instances)
+    return digest({"runs": starts, "factors": list(tuning.factors), "measure": measured})
 
 
 def write_choices(path: Path, choices: Mapping[str, Choice]) -> None:

@@ -23,7 +23,7 @@ def rows(arm, seeds=3, task="lake", success=True):
         for index, height in enumerate(HEIGHTS[arm]):
             value = height + (seed / 100 if index == 2 else 0)
             moment = (index * 6, index, index * 100, index * 2.5)
-            found.append(Row(task, arm, seed, *moment, "sampled", value if success else None, value, "digest"))
+            found.append(Row(task, arm, seed, *moment, "sampled", value if success else None, value, "digest", "abc"))
     return found
 
 
@@ -59,6 +59,29 @@ def test_the_threshold_is_a_share_of_the_baseline_and_runs_that_never_reach_it_a
     assert (high.outcomes[STEPS]["poor"].censored, high.outcomes[STEPS]["good"].censored) == (3, 0)
     assert high.outcomes[STEPS]["poor"].by_seed == {0: 200, 1: 200, 2: 200}
     assert high.outcomes[STEPS]["good"].less(high.outcomes[STEPS]["poor"]).estimate.value == -100
+
+
+def test_two_runs_that_never_get_there_are_equal_however_long_their_episodes_were():
+    poor = rows("poor")
+    longer = [dataclasses.replace(row, arm="good", environment_steps=2 * row.environment_steps) for row in poor]
+    found = measure(curves_of([*rows("base"), *poor, *longer], "success", "sampled"), comparison(threshold=1.1))
+    assert found.outcomes[STEPS]["good"].by_seed == found.outcomes[STEPS]["poor"].by_seed == {0: 200, 1: 200, 2: 200}
+    difference = found.outcomes[STEPS]["good"].less(found.outcomes[STEPS]["poor"])
+    assert (difference.estimate.value, difference.above, difference.below) == (0, 0, 0)
+    late = [dataclasses.replace(row, arm="good", environment_steps=3 * row.environment_steps) for row in rows("good")]
+    after = measure(curves_of([*rows("base"), *late], "success", "sampled"), comparison())
+    assert (after.outcomes[STEPS]["good"].by_seed[0], after.outcomes[STEPS]["good"].censored) == (200, 3)
+
+
+def test_differences_are_shown_from_every_reference_and_the_other_mode_stands_beside(tmp_path):
+    greedy = [dataclasses.replace(row, mode="greedy", success=0.125) for row in [*rows("base"), *rows("good")]]
+    table = [*rows("base"), *rows("good"), *greedy]
+    page = write_report(table, comparison(references=["good"]), tmp_path, {}).read_text()
+    assert page.index("## Differences from base") < page.index("## Differences from good")
+    assert "final-window mean, greedy" in page
+    assert "0.125 [0.125, 0.125]" in page
+    assert "Runs start at" not in page
+    assert "Runs start at 0.400" in write_report(table, comparison(threshold=0.5), tmp_path, {}).read_text()
 
 
 def test_other_arms_do_not_move_the_threshold():

@@ -12,6 +12,9 @@ WRONG = {
     "an unknown key": ({"armz": {}}, "armz"),
     "an unknown key of an arm": ({"arms": {"freshper_50": {"stak": []}}}, "arms.freshper_50.stak"),
     "an unknown baseline": ({"baseline": "none"}, "baseline=none must be one of the arms: on_policy, freshper_50"),
+    "an unknown reference": ({"references": ["none"]}, "references=none must be some of freshper_50"),
+    "the baseline as a reference": ({"references": ["on_policy"]}, "references=on_policy must be some of freshper_50"),
+    "no evaluations of the search": ({"tuning": {"final_window": 0}}, "tuning.final_window=0 must be at least 1"),
     "a file that is not there": ({"arms": {"more": {"stack": ["no.yaml"]}}}, "arms.more.stack: no.yaml is not a file"),
     "a value of another type": ({"final_window": "many"}, "final_window"),
     "a value out of range": ({"final_window": 0}, "final_window=0 must be at least 1"),
@@ -68,7 +71,23 @@ UNFIT = {
     "too few evaluations": ({"final_window": 3}, "final_window=3 must be at most the evaluations of a run: 2"),
     "another length": (
         {"arms": {"freshper_50": {"settings": {"trainer": {"max_epochs": 9}}}}},
-        "arms.freshper_50.settings: trainer.max_epochs and evaluation must be those of all arms",
+        "arms.freshper_50.settings: trainer.max_epochs=9 must be 2 as in on_policy: length, rollouts and evaluations",
+    ),
+    "other rollouts": (
+        {"arms": {"freshper_50": {"settings": {"rollout": {"group_size": 3}}}}},
+        "arms.freshper_50.settings: rollout.group_size=3 must be ",
+    ),
+    "other held-out instances": (
+        {"arms": {"freshper_50": {"settings": {"evaluation": {"instances": 2}}}}},
+        "arms.freshper_50.settings: evaluation.instances=2 must be 0 as in on_policy",
+    ),
+    "a search on the table's instances": (
+        {"settings": {"evaluation": {"instances": 1}}},
+        "tuning.instances=1 must not be settings.evaluation.instances",
+    ),
+    "too few evaluations of the search": (
+        {"tuning": {"final_window": 3}},
+        "tuning.final_window=3 must be at most the evaluations of a run: 2",
     ),
 }
 

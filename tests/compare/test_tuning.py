@@ -23,6 +23,9 @@ def test_every_arm_has_the_same_trials_on_seeds_of_their_own(plan):
         rates = [[run.recipe.learning_rate() for run in runs] for runs in by_factor.values()]
         assert rates == [[0.01], [0.03]]
         assert {run.seed for runs in by_factor.values() for run in runs} == {100}
+        assert {run.recipe.config["evaluation"]["instances"] for runs in by_factor.values() for run in runs} == {1}
+        assert all("--evaluation.instances=1" in run.recipe.options for runs in by_factor.values() for run in runs)
+    assert {recipe.config["evaluation"]["instances"] for recipe in plan.recipes.values()} == {0}
 
 
 def test_the_best_result_wins_and_of_equal_ones_the_arm_s_own_rate(plan):
@@ -33,6 +36,13 @@ def test_the_best_result_wins_and_of_equal_ones_the_arm_s_own_rate(plan):
         "1": 0.5,
         "3": 0.4,
     }
+
+
+def test_a_best_rate_at_the_edge_of_the_search_is_said(plan):
+    assert choice_of(plan, "freshper_50", {1 / 3: 0.2, 1.0: 0.5, 3.0: 0.6}).at_edge
+    assert choice_of(plan, "freshper_50", {1.0: 0.6, 1 / 3: 0.7, 3.0: 0.2}).at_edge
+    assert not choice_of(plan, "freshper_50", {1 / 3: 0.5, 1.0: 0.5, 3.0: 0.5}).at_edge
+    assert not choice_of(plan, "freshper_50", {1.0: 0.5}).at_edge
 
 
 def test_arms_take_the_rates_that_were_chosen_for_them(plan, tmp_path):
@@ -57,6 +67,8 @@ def test_rates_of_other_arms_and_of_other_configurations_are_refused(plan, tmp_p
         {"settings": {"data": {"init_args": {"alpha": 0.1}}}},
         {"tuning": {"factors": [1, 2]}},
         {"tuning": {"seeds": [101]}},
+        {"tuning": {"instances": 2}},
+        {"tuning": {"final_window": 2}},
         {"mode": "greedy"},
         {"model": "another"},
     ):

@@ -61,9 +61,10 @@ def test_arms_share_a_warm_start_per_seed_and_take_the_rates_that_were_chosen(tm
     OmegaConf.save(chosen, folder / "learning_rates.yaml")
     main([*command, "--seeds=1"])
     assert "lake: 2 of 2 runs to do, 1 warm starts" in capsys.readouterr().out
+    other = OmegaConf.load(folder / "runs" / "on_policy" / "seed-0" / "config.yaml")
     used = OmegaConf.load(folder / "runs" / "freshper_50" / "seed-0" / "config.yaml")
     assert used.model.optimizer.init_args.lr == 9e-4
-    assert used.model.path == str(folder / "warm_start" / "seed-0" / "policy")
+    assert used.model.path == other.model.path == str(folder / "warm_start" / "seed-0" / "policy")
     assert used.seed_everything == 0
     assert (folder / "runs" / "freshper_50" / "seed-0" / "checkpoints" / "last.ckpt").exists()
     with (folder / "evaluations.csv").open(newline="") as lines:

@@ -1,0 +1,27 @@
+"""Which code a result comes from."""
+
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def code() -> str:
+    """Abbreviated hash of the checkout that this package runs from, ``, changed`` where something else than results in
+    ``docs`` has changed since; the package's version where there is no checkout."""
+    try:
+        changes = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)docs")
+        return _git("rev-parse", "--short=7", "HEAD") + (", changed" if changes else "")
+    except (OSError, subprocess.CalledProcessError):
+        return version("freshper-lightning")
+
+
+def of_both(begun: str, ended: str) -> str:
+    """Of what was begun with one code and ended with another, which is the same one if all is well."""
+    return begun if begun == ended else f"{begun} to {ended}"
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(ROOT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
