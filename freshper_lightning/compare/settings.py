@@ -191,7 +191,8 @@ def _sentence(error: Exception) -> str:
     """What is wrong, on one line, with the whole key first where the message ends with it."""
     lines = [line.strip() for line in str(error).splitlines()]
     keys = [line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")]
-    told = " ".join(line for line in lines if line and not line.startswith(("full_key: ", "object_type=", "reference_type=")))
+    marks = ("full_key: ", "object_type=", "reference_type=")
+    told = " ".join(line for line in lines if line and not line.startswith(marks))
     return f"{keys[0]}: {told}" if keys and keys[0] else told
 
 

@@ -64,7 +64,7 @@ def test_the_table_of_play_has_a_line_for_each_way():
 def test_a_measurement_belongs_to_the_commit_that_it_began_with(monkeypatch):
     for seen, said in ((["a", "a"], "a"), (["a", "b"], "a, changed"), (["a, changed", "b"], "a, changed")):
         commits = iter(seen)
-        monkeypatch.setattr(machine, "commit", lambda commits=commits: next(commits))
+        monkeypatch.setattr(machine, "code", lambda commits=commits: next(commits))
         with machine.same_commit() as measured:
             pass
         assert measured() == said

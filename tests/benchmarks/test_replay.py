@@ -20,7 +20,7 @@ ROW = Row(50_000, 512, EXPONENTIAL, DRAW, 0.1, 0.09, 0.2, 0.08, 30, 10.0, "abc",
 def files(tmp_path, monkeypatch):
     """A folder to work in, with a page that has a mark for every table and nothing between them."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("benchmarks.machine.commit", lambda: "abc")  # the folder is no checkout
+    monkeypatch.setattr("benchmarks.machine.code", lambda: "abc")
     marks = [(page.BEGIN.format(name=name), page.END.format(name=name)) for name in ("speed", "targets", "memory")]
     (tmp_path / "page.md").write_text("\n".join(f"before\n{begin}\nold\n{end}\nafter" for begin, end in marks))
     return tmp_path
