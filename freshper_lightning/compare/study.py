@@ -10,6 +10,7 @@ from freshper_lightning.compare.run import WarmStartJob
 from freshper_lightning.compare.schedule import Forecast, run_jobs
 from freshper_lightning.compare.settings import Comparison
 from freshper_lightning.compare.stack import Recipe
+from freshper_lightning.compare.tuning import CHOSEN, tuned
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.study import table
 from freshper_lightning.study.sketch import DIMENSION
@@ -22,16 +23,18 @@ TABLE, PICTURE = "staleness.csv", "staleness.png"
 def run_study(comparison: Comparison, folder: Path, seeds: Sequence[int], jobs: int) -> dict[str, str]:
     """Warm starts, then the study of each seed; what failed, by name.
 
-    Training is a process within the limits of the comparison. Measuring comes after it in this process, seed after
+    The arm trains at its chosen learning rate, where the folder has rates. Training is a process within the limits of
+    the comparison. Measuring comes after it in this process, seed after
     seed, with all threads of the machine. What has been measured is kept, and training goes on where it was stopped.
 
     Raises:
-        ConfigurationError: The arm or the warm start does not parse, the folder is of another study, or the table has
-            numbers of a seed whose folder is gone.
+        ConfigurationError: The arm or the warm start does not parse, the folder is of another study or has learning
+            rates without the arm's, or the table has numbers of a seed whose folder is gone.
     """
     arm = comparison.study.arm or comparison.baseline
     plan = Plan(comparison, folder, comparison.chosen([arm]))
-    warm, markers = plan.warm_starts(seeds), {seed: _marker(plan, plan.recipes[arm], seed) for seed in seeds}
+    recipe = tuned(folder / CHOSEN, plan)[arm]
+    warm, markers = plan.warm_starts(seeds), {seed: _marker(plan, recipe, seed) for seed in seeds}
     for marker in (*(job.marker for job in warm), *markers.values()):
         marker.check()
     _require_folders(markers, folder / TABLE)
@@ -43,7 +46,7 @@ def run_study(comparison: Comparison, folder: Path, seeds: Sequence[int], jobs: 
             failures[name] = "its warm start failed"
             continue
         try:
-            _study(plan, plan.recipes[arm], seed, marker, processes)
+            _study(plan, recipe, seed, marker, processes)
         except RunFailedError as error:
             failures[name] = str(error)
             print(f"{name}: FAILED: {error}", flush=True)

@@ -8,14 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from freshper_lightning.callbacks.rollout import RolloutCallback
 from freshper_lightning.policy.net import PolicyNet
 from freshper_lightning.policy.scoring import chunks, token_log_probs
 from freshper_lightning.rollout.seeds import stable_hash
 from freshper_lightning.study.alignment import Alignment
 from freshper_lightning.study.bootstrap import Estimate, resamples
 from freshper_lightning.study.divergence import divergence, staleness
-from freshper_lightning.study.episodes import FRESH, PROBE, play
+from freshper_lightning.study.episodes import HeldOutPlay, play
 from freshper_lightning.study.gradients import group_gradients, log_prob_gradients, menu_products, products
 from freshper_lightning.study.menu import MENU, ON_POLICY
 from freshper_lightning.study.sketch import CountSketch
@@ -30,7 +29,7 @@ class Study:
     """One frozen probe, and how it looks to later policies.
 
     Args:
-        rollout: How the run that is studied plays.
+        how: How the run that is studied plays held-out instances.
         start: Folder of the policy that samples the probe.
         seed: Of the run.
         groups: Groups of the probe, and of each half of the fresh episodes.
@@ -38,7 +37,7 @@ class Study:
         device: Where models run.
     """
 
-    rollout: RolloutCallback
+    how: HeldOutPlay
     start: Path
     seed: int
     groups: int
@@ -47,12 +46,12 @@ class Study:
 
     def probe(self) -> Groups:
         """The frozen trajectories: of instances that are never trained on."""
-        return play(self.rollout, self.start, self.seed, PROBE, self.groups, self.device)
+        return play(self.how, self.start, self.seed, "probe", self.groups, self.device)
 
     def rows(self, key: Key, policy: Path, probe: Groups) -> list[Row]:
         """All measures of a later policy, from its folder."""
         net = PolicyNet.from_pretrained(policy).to(self.device)
-        fresh = play(self.rollout, policy, self.seed, FRESH, 2 * self.groups, self.device)
+        fresh = play(self.how, policy, self.seed, "fresh", 2 * self.groups, self.device)
         current = self._log_probs(net, probe)
         samples = resamples(self.groups, self.draws, self.seed)
         ratios = [_less(now, group) for now, group in zip(_grouped(current, probe), probe, strict=True)]
@@ -72,7 +71,7 @@ class Study:
     def _gradients(
         self, key: Key, net: PolicyNet, probe: Groups, fresh: Groups, current: Sequence[Tensor]
     ) -> list[Row]:
-        temperature = self.rollout.sampling.temperature
+        temperature = self.how.rollout.sampling.temperature
         halves = (fresh[: self.groups], fresh[self.groups :])  # each an optimizer batch, as the probe is
         own = torch.cat([log_prob_gradients(ON_POLICY, half, self._log_probs(net, half)) for half in halves])
         sketch = CountSketch(sum(p.numel() for p in net.parameters() if p.requires_grad))
@@ -87,7 +86,7 @@ class Study:
 
     def _log_probs(self, net: PolicyNet, groups: Groups) -> list[Tensor]:
         items = [item for group in groups for item in group]
-        return token_log_probs(net, chunks(items), self.rollout.sampling.temperature, self.device)
+        return token_log_probs(net, chunks(items), self.how.rollout.sampling.temperature, self.device)
 
 
 def _grouped(values: Sequence[Tensor], groups: Groups) -> list[list[Tensor]]:

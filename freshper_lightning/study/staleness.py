@@ -4,12 +4,14 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from freshper_lightning.callbacks.evaluation import EvaluationCallback
 from freshper_lightning.callbacks.parts import callback_of
 from freshper_lightning.callbacks.rollout import RolloutCallback
 from freshper_lightning.checkpoint import LAST, read_file
 from freshper_lightning.cli import lightning_cli
 from freshper_lightning.policy.net import require_model_folder
 from freshper_lightning.study import report, table
+from freshper_lightning.study.episodes import HeldOutPlay
 from freshper_lightning.study.measure import Study
 from freshper_lightning.study.picture import draw
 from freshper_lightning.study.snapshots import PolicySnapshots, check_updates, snapshot
@@ -58,7 +60,9 @@ def staleness(
         train(["fit", *arguments, *_resumption(run, missing)])
     cli = lightning_cli(arguments, run=False)
     rollout = callback_of(cli.trainer, RolloutCallback)
-    study = Study(rollout, Path(policy), seed, groups, draws, cli.trainer.strategy.root_device)
+    environment = callback_of(cli.trainer, EvaluationCallback).environment or rollout.environment
+    how = HeldOutPlay(rollout, environment)
+    study = Study(how, Path(policy), seed, groups, draws, cli.trainer.strategy.root_device)
     _measure(study, folder, ages, results)
     rows = table.read(results)
     draw(rows, picture)
@@ -105,7 +109,7 @@ def _updates_of(checkpoint: Path) -> int:
 
 
 def _measure(study: Study, folder: Path, ages: Sequence[int], results: Path) -> None:
-    keys = [table.Key(study.rollout.environment.id, study.seed, age) for age in ages]
+    keys = [table.Key(study.how.environment.id, study.seed, age) for age in ages]
     missing = [key for key in keys if not table.has(table.read(results), key)]
     probe = study.probe() if missing else []
     for key in missing:

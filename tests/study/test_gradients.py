@@ -11,7 +11,7 @@ from freshper_lightning.policy.net import PolicyNet
 from freshper_lightning.policy.packing import collate
 from freshper_lightning.policy.scoring import chunks, token_log_probs
 from freshper_lightning.study import measure
-from freshper_lightning.study.episodes import FRESH, PROBE, play
+from freshper_lightning.study.episodes import HeldOutPlay, play
 from freshper_lightning.study.gradients import group_gradients, log_prob_gradients
 from freshper_lightning.study.menu import MENU, ON_POLICY
 from freshper_lightning.study.sketch import CountSketch
@@ -21,9 +21,14 @@ from tests.loop import rollout_callback
 CPU = torch.device("cpu")
 
 
+def how():
+    rollout = rollout_callback()
+    return HeldOutPlay(rollout, rollout.environment)
+
+
 @pytest.fixture(scope="module")
 def probe(model_path):
-    return play(rollout_callback(), Path(model_path), seed=1, iteration=PROBE, groups=3, device=CPU)
+    return play(how(), Path(model_path), seed=1, part="probe", groups=3, device=CPU)
 
 
 @pytest.fixture
@@ -87,7 +92,7 @@ def test_a_group_of_equal_outcomes_has_no_gradient_and_takes_no_pass(net, probe)
 
 
 def test_fresh_halves_that_are_the_probe_again_have_its_gradient(model_path, probe, monkeypatch):
-    study = measure.Study(rollout_callback(), Path(model_path), seed=1, groups=3, draws=5, device=CPU)
+    study = measure.Study(how(), Path(model_path), seed=1, groups=3, draws=5, device=CPU)
     monkeypatch.setattr(measure, "play", lambda *arguments: [*probe, *probe])
     rows = {(row.loss, row.quantity): row.value for row in study.rows(Key("lake", 1, 0), Path(model_path), probe)}
     for name in MENU:
@@ -96,11 +101,12 @@ def test_fresh_halves_that_are_the_probe_again_have_its_gradient(model_path, pro
 
 
 def test_episodes_depend_on_the_arguments_alone_and_fresh_ones_are_of_other_instances(model_path, probe):
-    again = play(rollout_callback(), Path(model_path), seed=1, iteration=PROBE, groups=3, device=CPU)
-    fresh = play(rollout_callback(), Path(model_path), seed=1, iteration=FRESH, groups=3, device=CPU)
+    again = play(how(), Path(model_path), seed=1, part="probe", groups=3, device=CPU)
+    fresh = play(how(), Path(model_path), seed=1, part="fresh", groups=3, device=CPU)
     assert [[item.token_ids.tolist() for item in group] for group in again] == [
         [item.token_ids.tolist() for item in group] for group in probe
     ]
     seeds = [{item.seed for group in groups for item in group} for groups in (probe, fresh)]
     assert seeds[0].isdisjoint(seeds[1])
+    assert {seed % 2 for found in seeds for seed in found} == {1}, "what is trained on has even seeds"
     assert all(len(group) == 4 for group in probe)
