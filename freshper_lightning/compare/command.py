@@ -45,7 +45,8 @@ def main(arguments: Sequence[str]) -> None:
     finally:
         signal.signal(signal.SIGTERM, before)
     if failures:
-        sys.exit(f"freshper: {len(failures)} failed: {'; '.join(failures)}; the same command tries them again")
+        again = "the same command tries again what has not diverged"
+        sys.exit(f"freshper: {len(failures)} failed: {'; '.join(failures)}; {again}")
 
 
 def _run_as_asked(options: argparse.Namespace, comparison: Comparison, folder: Path, jobs: int) -> dict[str, str]:
@@ -82,6 +83,7 @@ def _compare(plan: Plan, seeds: int, jobs: int) -> dict[str, str]:
     left = ledger.lacks(runs)
     failures = _run(plan, runs, left, jobs, lambda: ledger.add(left))
     ledger.add(left)
+    failures |= {run.name: run.diverged for run in runs if run.diverged is not None}
     rows = ledger.rows(runs)
     if rows:
         print(f"table: {ledger.path}")
@@ -96,13 +98,19 @@ def _tune(plan: Plan, jobs: int) -> dict[str, str]:
 
     def collect() -> None:
         ended = [arm for arm in left if all(run.finished for group in left[arm].values() for run in group)]
-        for arm, choice in choose(plan, {arm: left.pop(arm) for arm in ended}).items():
+        for arm, choice in choose(plan, {arm: left[arm] for arm in ended}).items():
+            del left[arm]
             write_choices(path, {arm: choice})
             edge = ", at the edge of tuning.factors: a better one may lie beyond" if choice.at_edge else ""
             print(f"{arm}: learning rate {choice.learning_rate:.3g} of {choice.results}{edge}", flush=True)
 
-    failures = _run(plan, _all(found), _all(left), jobs, collect)
+    trying = _all(left)
+    failures = _run(plan, _all(found), trying, jobs, collect)
     collect()
+    diverged = {run.name for run in trying if run.diverged}
+    failures = {name: reason for name, reason in failures.items() if name not in diverged}
+    if not failures:
+        failures = dict.fromkeys(left, "diverged at every factor of the learning rate")
     if not failures:
         print(f"chosen: {path}")
     return failures
@@ -128,7 +136,7 @@ def _run(
     _announce(plan.comparison, warm, left, len(runs), forecast)
     processes = Processes(plan.comparison.limits)
     failures = run_jobs(warm, processes, Forecast(jobs))
-    ready = [run for run in left if isinstance(run.start, str) or run.start.finished]
+    ready = [run for run in left if isinstance(run.start, str) or run.start.succeeded]
     failures |= {run.name: "its warm start failed" for run in left if run not in ready}
     return failures | run_jobs(ready, processes, forecast, finished)
 

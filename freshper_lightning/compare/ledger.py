@@ -52,11 +52,12 @@ class Ledger:
 
     def add(self, runs: Sequence[TrainingJob]) -> None:
         """Write what has been finished since, beside what others have written meanwhile."""
-        if not any(run.finished for run in runs):
+        runs = [run for run in runs if run.succeeded]
+        if not runs:
             return
         with self._alone():
             known = self._read()
-            new = [run for run in runs if run.finished and not self._has(known, run)]
+            new = [run for run in runs if not self._has(known, run)]
             known |= {(self._task, run.arm, run.seed): rows_of(self._task, run) for run in new}
             if new:
                 write_table(self.path, [row for key in sorted(known) for row in known[key]])

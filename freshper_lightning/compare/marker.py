@@ -64,10 +64,10 @@ class Marker:
         first = json.loads(self._begun.read_text())["code"] if self.has_begun else code()
         _write(self._begun, {"digest": self.digest(), "code": first, "config": self.config})
 
-    def finish(self, seconds: float) -> None:
-        """Say that all is there, and how long it took."""
+    def finish(self, seconds: float, diverged: str | None = None) -> None:
+        """Say that all is there, and how long it took; or that no more will come, and why."""
         both = of_both(json.loads(self._begun.read_text())["code"], code())
-        _write(self._finished, {"digest": self.digest(), "code": both, "seconds": seconds})
+        _write(self._finished, {"digest": self.digest(), "code": both, "seconds": seconds, "diverged": diverged})
 
     def code(self) -> str:
         """Which code the finished run was made with."""
@@ -75,10 +75,19 @@ class Marker:
 
     def seconds(self) -> float | None:
         """How long the folder's run took to its end; None where it is not finished, or was of another configuration."""
+        found = self._end()
+        return None if found is None else float(found["seconds"])
+
+    def diverged(self) -> str | None:
+        """Why the folder's run ended before its time; None where it did not, is not finished or was of another."""
+        found = self._end()
+        return None if found is None else found["diverged"]
+
+    def _end(self) -> dict[str, Any] | None:
         if not self._finished.exists():
             return None
-        finished = json.loads(self._finished.read_text())
-        return float(finished["seconds"]) if finished["digest"] == self.digest() else None
+        finished: dict[str, Any] = json.loads(self._finished.read_text())
+        return finished if finished["digest"] == self.digest() else None
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

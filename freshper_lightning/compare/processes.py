@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
+from freshper_lightning.compare.child import DIVERGED
 from freshper_lightning.compare.settings import Limits
 
 PATIENCE = 30.0
@@ -19,6 +20,10 @@ PATIENCE = 30.0
 
 class RunFailedError(RuntimeError):
     """A command did not end well; the message says where its output is."""
+
+
+class DivergedError(RunFailedError):
+    """A run became NaN or infinite, and would again; the message has its own words."""
 
 
 class StoppedError(RuntimeError):
@@ -39,6 +44,7 @@ class Processes:
 
         Raises:
             RunFailedError: The exit code is not 0, or the processor time is used up.
+            DivergedError: What was trained became NaN or infinite.
             StoppedError: It was ended by :meth:`stop`, or not started any more.
         """
         with output.open("ab") as file:
@@ -47,6 +53,8 @@ class Processes:
             raise StoppedError
         if code == -signal.SIGXCPU:
             raise RunFailedError(f"more than limits.core_minutes={self._limits.core_minutes:g}; output in {output}")
+        if code == DIVERGED:
+            raise DivergedError(f"diverged: {_last_line(output)} (output in {output})")
         if code:
             raise RunFailedError(f"exit code {code}; {_last_line(output)} (output in {output})")
 

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 from freshper_lightning.checkpoint import LAST
 from freshper_lightning.compare.marker import Marker
-from freshper_lightning.compare.processes import Processes, RunFailedError, locked
+from freshper_lightning.compare.processes import DivergedError, Processes, RunFailedError, locked
 from freshper_lightning.compare.stack import Recipe, flat, run_options
 from freshper_lightning.errors import ConfigurationError
 
@@ -38,6 +38,16 @@ class Job(ABC):
         """Whether there is nothing left to do."""
         return self.marker.seconds() is not None
 
+    @property
+    def succeeded(self) -> bool:
+        """Whether its result is there."""
+        return self.finished and self.diverged is None
+
+    @property
+    def diverged(self) -> str | None:
+        """Why there will never be a result; None where there is one or may be."""
+        return self.marker.diverged()
+
     def __call__(self, processes: Processes) -> float:
         """Do it, or what is left of it; returns the seconds that this took.
 
@@ -55,7 +65,11 @@ class Job(ABC):
             except ConfigurationError as error:
                 raise RunFailedError(str(error)) from error
             self.marker.begin()
-            self._work(processes, lock)
+            try:
+                self._work(processes, lock)
+            except DivergedError as error:
+                self.marker.finish(time.monotonic() - start, str(error))
+                raise
             seconds = time.monotonic() - start
             self.marker.finish(seconds)
         return seconds

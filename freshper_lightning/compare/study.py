@@ -42,7 +42,7 @@ def run_study(comparison: Comparison, folder: Path, seeds: Sequence[int], jobs: 
     failures = run_jobs(warm, processes, Forecast(jobs))
     for seed, marker in markers.items():
         start, name = plan.start(seed), f"study of seed {seed}"
-        if isinstance(start, WarmStartJob) and not start.finished:
+        if isinstance(start, WarmStartJob) and not start.succeeded:
             failures[name] = "its warm start failed"
             continue
         try:

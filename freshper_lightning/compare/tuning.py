@@ -1,5 +1,6 @@
 """The same search of the learning rate for every arm, on seeds that the table does not have."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -51,14 +52,19 @@ def trials(plan: Plan) -> dict[str, dict[float, list[TrainingJob]]]:
 
 
 def choose(plan: Plan, finished: Mapping[str, Mapping[float, Sequence[TrainingJob]]]) -> dict[str, Choice]:
-    """The rate with the best mean result of each arm; of equal ones the one nearest to the arm's own."""
-    return {
-        arm: choice_of(plan, arm, {factor: _result(plan, runs) for factor, runs in by_factor.items()})
-        for arm, by_factor in finished.items()
+    """The rate with the best mean result of each arm; of equal ones the one nearest to the arm's own.
+
+    A rate at which a run diverged is the worst; an arm that has no other gets none.
+    """
+    found = {
+        arm: {factor: _result(plan, runs) for factor, runs in by_factor.items()} for arm, by_factor in finished.items()
     }
+    return {arm: choice_of(plan, arm, results) for arm, results in found.items() if max(results.values()) > -math.inf}
 
 
 def _result(plan: Plan, runs: Sequence[TrainingJob]) -> float:
+    if any(run.diverged for run in runs):
+        return -math.inf
     comparison = plan.comparison
     rows = [row for job in runs for row in rows_of(comparison.task, job)]
     curves = curves_of(rows, comparison.metric, comparison.mode)

@@ -1,10 +1,13 @@
-"""A run that dies once."""
+"""Runs that end before their time."""
 
 import os
 import signal
 from pathlib import Path
 
+from lightning import Callback
+
 from freshper_lightning.checkpoint import ReplayCheckpointIO
+from freshper_lightning.errors import NonFiniteError
 
 
 class KilledOnce(ReplayCheckpointIO):
@@ -16,3 +19,14 @@ class KilledOnce(ReplayCheckpointIO):
         if not flag.exists():
             flag.touch()
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DivergesAbove(Callback):
+    """Ends the run as an infinite loss would, at learning rates above a bound."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    def on_train_batch_end(self, trainer, pl_module, *others):
+        if trainer.optimizers[0].param_groups[0]["lr"] > self.rate:
+            raise NonFiniteError("the loss of a fresh batch is nan")

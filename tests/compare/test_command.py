@@ -277,6 +277,35 @@ def test_the_processes_of_a_comparison_that_is_killed_end_soon(tiny_environment,
     pytest.fail("the process of a killed comparison goes on")
 
 
+def diverging(rate):
+    bound = {"class_path": "tests.compare.killing.DivergesAbove", "init_args": {"rate": rate}}
+    return {"arms": {"freshper_50": {"settings": {"trainer": {"callbacks": [bound]}}}}}
+
+
+def test_a_rate_that_diverges_is_the_worst_and_is_not_tried_again(tiny_environment, tmp_path, capsys):
+    file, folder = edited(tmp_path / "compare.yaml", diverging(rate=0.02)), tmp_path / "results"
+    compare(file, folder, "--tune")
+    said = capsys.readouterr().out
+    assert re.search(r"freshper_50 times_3, seed 100: FAILED: diverged: .*the loss of a fresh batch is nan", said)
+    assert re.search(r"freshper_50: learning rate 0.01 of \{'1': [\d.]+, '3': -inf\}", said)
+    (folder / "learning_rates.yaml").unlink()
+    compare(file, folder, "--tune")
+    assert "hash: 0 of 4 runs to do" in capsys.readouterr().out
+
+
+def test_runs_that_diverge_are_named_every_time_and_leave_no_rows(tiny_environment, tmp_path, capsys):
+    file, folder = edited(tmp_path / "compare.yaml", diverging(rate=0.001)), tmp_path / "results"
+    for number in (2, 0):
+        with pytest.raises(SystemExit, match=r"1 failed: freshper_50, seed 0; .*what has not diverged"):
+            compare(file, folder, "--seeds=1")
+        assert f"hash: {number} of 2 runs to do" in capsys.readouterr().out
+        assert re.search("^- freshper_50, seed 0: diverged: ", (folder / "report.md").read_text(), re.MULTILINE)
+    assert {row["arm"] for row in table(folder)} == {"on_policy"}
+    with pytest.raises(SystemExit, match="1 failed: freshper_50; "):
+        compare(file, folder, "--tune")
+    assert "on_policy: learning rate" in capsys.readouterr().out
+
+
 def test_what_a_study_fails_of_is_said(tiny_environment, tmp_path, capsys):
     few = {"study": {"arm": "freshper_50", "ages": [0, 3], "groups": 2}}
     file, folder = edited(tmp_path / "compare.yaml", few), tmp_path / "results"
