@@ -34,7 +34,9 @@ def main(arguments: Sequence[str]) -> None:
     if options.jobs is not None and options.jobs < 1:
         raise ConfigurationError(f"--jobs={options.jobs} must be at least 1")
     if options.table is not None:
-        print(f"report: {write_report(read_table(options.table), comparison, folder, {})}")
+        wanted = comparison.chosen(options.arms) if options.arms else None
+        rows = [row for row in read_table(options.table) if wanted is None or row.arm in wanted]
+        print(f"report: {write_report(rows, comparison, folder, {})}")
         return
     jobs = options.jobs or default_jobs(comparison.limits)
     before = signal.signal(signal.SIGTERM, _interrupted)

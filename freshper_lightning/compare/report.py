@@ -8,11 +8,11 @@ import numpy as np
 from freshper_lightning.compare.collect import Row
 from freshper_lightning.compare.curves import Curve, curves_of
 from freshper_lightning.compare.measures import AREA, DROP, FINAL, MEASURES, STEPS, Measures, Outcome, measure
-from freshper_lightning.compare.pictures import draw_arms, draw_curves
+from freshper_lightning.compare.pictures import draw_arms, draw_curves, draw_outcomes
 from freshper_lightning.compare.settings import Comparison
 from freshper_lightning.compare.statistics import Estimate, sign_test
 
-CURVES, ARMS, PAGE = "curves.png", "arms.png", "report.md"
+FINALS, CURVES, ARMS, PAGE = "final.png", "curves.png", "arms.png", "report.md"
 
 DEFINITIONS = {
     FINAL: "mean of the last {window} evaluations of a run",
@@ -40,6 +40,8 @@ def write_report(rows: Sequence[Row], comparison: Comparison, folder: Path, miss
     curves = _ordered(curves_of(own, comparison.metric, comparison.mode), comparison)
     folder.mkdir(parents=True, exist_ok=True)
     label = f"{comparison.metric}, {comparison.mode}"
+    window = f"{label}: mean of the last {comparison.final_window} evaluations, interval and every seed"
+    draw_outcomes(measure(curves, comparison).outcomes[FINAL], comparison.baseline, window, folder / FINALS)
     draw_curves(curves, comparison.baseline, label, folder / CURVES)
     draw_arms(curves, comparison.baseline, label, folder / ARMS)
     page = folder / PAGE
@@ -61,6 +63,7 @@ def _sections(
     found = measure(curves, comparison)
     yield f"# {comparison.task}: {comparison.metric} of held-out episodes, {comparison.mode}"
     yield _trust(curves)
+    yield f"![The result of each arm, with its interval and every seed]({FINALS})"
     yield f"![Learning curves of all arms]({CURVES})\n\n![Each arm beside the baseline]({ARMS})"
     yield _definitions(found, comparison)
     yield "## Arms\n\n" + _arms_table(curves, found, others)

@@ -211,6 +211,10 @@ def test_a_report_can_be_made_of_the_table_alone(again, comparison, tmp_path):
     file, folder = again
     compare(file, tmp_path / "report", "--table", str(folder / "evaluations.csv"))
     assert (tmp_path / "report" / "report.md").read_text() == comparison[-1]
+    compare(file, tmp_path / "few", "--table", str(folder / "evaluations.csv"), "--arms", "on_policy")
+    page = (tmp_path / "few" / "report.md").read_text()
+    assert "| on_policy | 1 |" in page
+    assert "freshper_50" not in page
 
 
 def test_a_folder_in_use_is_left_alone(again, capsys):

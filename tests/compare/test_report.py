@@ -105,7 +105,7 @@ def test_the_page_has_every_arm_the_censored_runs_and_those_that_are_not_there(t
         tmp_path,
         {"poor, seed 2": "exit code 1"},
     ).read_text()
-    assert {"curves.png", "arms.png", "report.md"} == {path.name for path in tmp_path.iterdir()}
+    assert {"final.png", "curves.png", "arms.png", "report.md"} == {path.name for path in tmp_path.iterdir()}
     lines = page.splitlines()
     assert [sum(line.startswith(f"| {arm} |") for line in lines) for arm in HEIGHTS] == [1, 2, 2]
     (poor,) = [line for line in lines if line.startswith("| poor | 2 |")]
