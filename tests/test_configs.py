@@ -73,8 +73,8 @@ STACKS = {
 
 PAPER = {
     **dict.fromkeys(("frozenlake", "sokoban_simple"), (500, 0.2, 64, 2, 128, 400, 128, 2048)),
-    "cliff_walking": (500, 0.2, 64, 2, 128, 400, 128, 4096),
-    "sokoban_hard": (1000, 0.2, 64, 2, 128, 400, 128, 8192),
+    "cliff_walking": (500, 0.2, 64, 2, 128, 400, 128, 9216),
+    "sokoban_hard": (1000, 0.2, 64, 2, 128, 400, 128, 14336),
     **dict.fromkeys(("gsm8k", "aime"), (1000, 0.2, 128, 4, 256, 400, 512, 4096)),
     "search": (500, 20.0, 64, 2, 64, 300, 1024, 12800),
 }
@@ -110,7 +110,7 @@ def parsed(capsys, stack):
 
 
 @pytest.mark.parametrize("task", PAPER)
-def test_at_the_papers_scale_the_settings_are_the_papers(capsys, task):
+def test_at_the_papers_scale_the_settings_are_the_papers_where_the_files_say_nothing_else(capsys, task):
     config = parsed(capsys, f"paper_{task}")
     model, rollout = config["model"], config["rollout"]
     data, algorithm = config["data"]["init_args"], model["algorithm"]["init_args"]
@@ -138,14 +138,14 @@ def test_at_the_papers_scale_the_settings_are_the_papers(capsys, task):
 def test_at_the_papers_scale_an_episode_has_room_for_all_its_turns(capsys, task):
     rollout = parsed(capsys, f"paper_{task}")["rollout"]
     env = make_text_env(rollout["environment"]["id"], rollout["environment"]["kwargs"])
-    texts = [env.reset(seed=2)[0]]
+    texts, replies = [env.reset(seed=2)[0]], 0
     over = False
     while not over:
-        texts += ["<answer>Left</answer>", "<|im_end|>\n<|im_start|>user\n"]
         observation, _, terminated, truncated, _ = env.step("pass")
-        texts += [observation, "<|im_end|>\n<|im_start|>assistant\n"]
+        texts += ["<|im_end|>\n<|im_start|>user\n", observation, "<|im_end|>\n<|im_start|>assistant\n"]
+        replies += rollout["sampling"]["max_tokens"]
         over = terminated or truncated
-    assert 1.1 * len(QWEN_WORDS.findall("".join(texts))) < rollout["engine"]["max_model_len"]
+    assert 1.1 * len(QWEN_WORDS.findall("".join(texts))) + replies < rollout["engine"]["max_model_len"]
 
 
 @pytest.mark.parametrize("name", COMPARISONS)

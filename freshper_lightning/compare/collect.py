@@ -14,7 +14,7 @@ from freshper_lightning.compare.run import TrainingJob
 from freshper_lightning.compare.settings import MODES
 from freshper_lightning.errors import ConfigurationError
 
-ROLLOUTS, ROLLOUT_SECONDS = "rollout/environment_steps", "time/rollout"
+ROLLOUTS = "rollout/environment_steps"
 
 
 @dataclass(frozen=True)
@@ -69,50 +69,40 @@ def training_seconds(folder: Path) -> dict[int, float]:
     """Wall-clock seconds of training at each evaluation, by update.
 
     Each file of events is one attempt. An attempt goes on with the time that the one before had at the update that it
-    resumed from, and begins with its first rollout. Time between an event and the evaluation that follows it is not
-    training, and what comes after the evaluation, such as the next rollout, is no part of the time up to it.
+    resumed from. Time between an event and the evaluation that follows it is not training, and what follows an update,
+    such as the next rollout, is no part of the time up to it.
     """
     at_update: dict[int, float] = {}
-    evaluated = set[int]()
     for path in sorted(folder.glob("events.out.tfevents.*"), key=_begun):
-        begun, moments = _moments(path)
+        moments = _moments(path)
         if not moments:
             continue
         resumed = moments[0][1]
         clock = max((known for update, known in at_update.items() if update <= resumed), default=0.0)
         at_update = {update: known for update, known in at_update.items() if update <= resumed}
-        before = begun
-        evaluated = {update for update in evaluated if update <= resumed}
-        for wall, update, evaluates in moments:
-            clock += 0.0 if evaluates else wall - before
+        before = moments[0][0]
+        for wall, update, tag in moments:
+            clock += 0.0 if tag.startswith("evaluation/") else wall - before
             before = wall
-            if update not in evaluated:
+            if update not in at_update or tag.startswith("update/"):
                 at_update[update] = clock
-            if evaluates:
-                evaluated.add(update)
     return at_update
 
 
 def _begun(path: Path) -> float:
-    return _moments(path)[0]
+    return min((wall for wall, _, _ in _moments(path)), default=math.inf)
 
 
-def _moments(path: Path) -> tuple[float, list[tuple[float, int, bool]]]:
-    """When the first rollout of one file began, infinity in a file without scalars, and every scalar in order of time.
-
-    A scalar is its wall-clock time, its update, and whether it is of an evaluation.
-    """
+def _moments(path: Path) -> list[tuple[float, int, str]]:
+    """Wall-clock time, update and tag of every scalar of one file, in order of time."""
     events = EventAccumulator(str(path), size_guidance={"scalars": 0}).Reload()
     found = [
-        (event.wall_time, event.step, tag.startswith("evaluation/"))
+        (event.wall_time, event.step, tag)
         for tag in events.Tags()["scalars"]
         if tag != "epoch"
         for event in events.Scalars(tag)
     ]
-    found.sort()
-    rollouts = events.Scalars(ROLLOUT_SECONDS) if ROLLOUT_SECONDS in events.Tags()["scalars"] else []
-    first = next((event.value for event in rollouts if event.step == found[0][1]), 0.0)
-    return (found[0][0] - first if found else math.inf), found
+    return sorted(found)
 
 
 def write_table(path: Path, rows: Sequence[Row]) -> None:

@@ -111,8 +111,8 @@ def _tune(plan: Plan, jobs: int) -> dict[str, str]:
     collect()
     diverged = {run.name for run in trying if run.diverged}
     failures = {name: reason for name, reason in failures.items() if name not in diverged}
-    if not failures:
-        failures = dict.fromkeys(left, "diverged at every factor of the learning rate")
+    hopeless = [arm for arm in left if all(run.finished for group in left[arm].values() for run in group)]
+    failures |= dict.fromkeys(hopeless, "diverged at every factor: give tuning.factors a smaller one")
     if not failures:
         print(f"chosen: {path}")
     return failures
@@ -138,6 +138,7 @@ def _run(
     _announce(plan.comparison, warm, left, len(runs), forecast)
     processes = Processes(plan.comparison.limits)
     failures = run_jobs(warm, processes, Forecast(jobs))
+    failures |= {job.name: job.diverged for job in warm if job.diverged is not None}
     ready = [run for run in left if isinstance(run.start, str) or run.start.succeeded]
     failures |= {run.name: "its warm start failed" for run in left if run not in ready}
     return failures | run_jobs(ready, processes, forecast, finished)

@@ -59,9 +59,9 @@ class Marker:
             " or remove this one"
         )
 
-    def begin(self) -> None:
-        """Claim the folder for the configuration; what has begun before goes on."""
-        first = json.loads(self._begun.read_text())["code"] if self.has_begun else code()
+    def begin(self, goes_on: bool = False) -> None:
+        """Claim the folder for the configuration, anew or to go on with what another attempt has left in it."""
+        first = json.loads(self._begun.read_text()).get("code", "unknown") if goes_on and self.has_begun else code()
         _write(self._begun, {"digest": self.digest(), "code": first, "config": self.config})
 
     def finish(self, seconds: float, diverged: str | None = None) -> None:
@@ -71,7 +71,7 @@ class Marker:
 
     def code(self) -> str:
         """Which code the finished run was made with."""
-        return str(json.loads(self._finished.read_text())["code"])
+        return str(json.loads(self._finished.read_text()).get("code", "unknown"))
 
     def seconds(self) -> float | None:
         """How long the folder's run took to its end; None where it is not finished, or was of another configuration."""
@@ -81,7 +81,7 @@ class Marker:
     def diverged(self) -> str | None:
         """Why the folder's run ended before its time; None where it did not, is not finished or was of another."""
         found = self._end()
-        return None if found is None else found["diverged"]
+        return None if found is None else found.get("diverged")
 
     def _end(self) -> dict[str, Any] | None:
         if not self._finished.exists():

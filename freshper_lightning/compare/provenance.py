@@ -1,7 +1,7 @@
 """Which code a result comes from."""
 
 import subprocess
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -9,12 +9,14 @@ ROOT = Path(__file__).parents[2]
 
 def code() -> str:
     """Abbreviated hash of the checkout that this package runs from, ``, changed`` where something else than results in
-    ``docs`` has changed since; the package's version where there is no checkout."""
+    ``docs`` has changed since; the package's version where it runs from none, and ``unknown`` where it has none."""
     try:
+        if not (ROOT / ".git").exists():  # git would take a checkout of somebody else's above
+            return version("freshper-lightning")
         changes = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)docs")
         return _git("rev-parse", "--short=7", "HEAD") + (", changed" if changes else "")
-    except (OSError, subprocess.CalledProcessError):
-        return version("freshper-lightning")
+    except (OSError, subprocess.CalledProcessError, PackageNotFoundError):
+        return "unknown"
 
 
 def of_both(begun: str, ended: str) -> str:

@@ -18,7 +18,7 @@ DEFINITIONS = {
     FINAL: "mean of the last {window} evaluations of a run",
     AREA: "mean height of the curve over environment steps, up to {horizon:,.0f}, the fewest that a run ended with",
     STEPS: "environment steps at the first evaluation of at least {threshold}; the threshold was fixed beforehand as"
-    " {share:.0%} of the baseline's mean result, and a run that starts above it counts with 0. A run that is not there"
+    " {share:.0%} of the baseline's result, and a run that starts above it counts with 0. A run that is not there"
     " after {horizon:,.0f} is censored: it counts with these, so that the figure is a lower bound (≥)",
     DROP: "greatest mean of {window} consecutive evaluations less that of the last {window}",
 }
@@ -116,7 +116,8 @@ def _arms_table(curves: Sequence[Curve], found: Measures, others: Mapping[str, M
     for arm in found.outcomes[FINAL]:
         own = [curve for curve in curves if curve.arm == arm]
         values = [_with_interval(found.outcomes[name][arm], name) for name in measures]
-        values += [_with_interval(other.outcomes[FINAL][arm], FINAL) for other in others.values()]
+        known = (other.outcomes[FINAL].get(arm) for other in others.values())
+        values += ["–" if outcome is None else _with_interval(outcome, FINAL) for outcome in known]
         costs = [
             f"{np.mean([c.update[-1] for c in own]):,.0f}",
             f"{np.mean([c.environment_steps[-1] for c in own]):,.0f}",

@@ -39,6 +39,11 @@ class Job(ABC):
         return self.marker.seconds() is not None
 
     @property
+    def goes_on(self) -> bool:
+        """Whether what another attempt has left is used."""
+        return False
+
+    @property
     def succeeded(self) -> bool:
         """Whether its result is there."""
         return self.finished and self.diverged is None
@@ -64,7 +69,7 @@ class Job(ABC):
                 self.marker.check()
             except ConfigurationError as error:
                 raise RunFailedError(str(error)) from error
-            self.marker.begin()
+            self.marker.begin(self.goes_on)
             try:
                 self._work(processes, lock)
             except DivergedError as error:
@@ -141,11 +146,19 @@ class TrainingJob(Job):
         start = self.start if isinstance(self.start, str) else self.start.content
         return Marker(self.folder, {"seed": self.seed, "start": start, "fit": self.recipe.config})
 
+    @property
+    def _last(self) -> Path:
+        return self.folder / "checkpoints" / LAST
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is a checkpoint to resume from."""
+        return self._last.exists()
+
     def _work(self, processes: Processes, lock: TextIO) -> None:
-        last = self.folder / "checkpoints" / LAST
-        if not last.exists():
+        if not self.goes_on:
             self._clear()
-        resume = [f"--ckpt_path={last}"] if last.exists() else []
+        resume = [f"--ckpt_path={self._last}"] if self.goes_on else []
         model = self.start if isinstance(self.start, str) else self.start.policy
         options = run_options(self.seed, model, self.folder.parent, self.folder.name)
         processes.run(["fit", *self.recipe.options, *options, *resume], self.folder / "output.txt", lock)

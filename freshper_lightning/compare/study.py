@@ -33,13 +33,14 @@ def run_study(comparison: Comparison, folder: Path, seeds: Sequence[int], jobs: 
     """
     arm = comparison.study.arm or comparison.baseline
     plan = Plan(comparison, folder, comparison.chosen([arm]))
-    recipe = tuned(folder / CHOSEN, plan)[arm]
+    recipe = tuned(folder / CHOSEN, plan, [arm])[arm]
     warm, markers = plan.warm_starts(seeds), {seed: _marker(plan, recipe, seed) for seed in seeds}
     for marker in (*(job.marker for job in warm), *markers.values()):
         marker.check()
     _require_folders(markers, folder / TABLE)
     processes = Processes(comparison.limits)
     failures = run_jobs(warm, processes, Forecast(jobs))
+    failures |= {job.name: job.diverged for job in warm if job.diverged is not None}
     for seed, marker in markers.items():
         start, name = plan.start(seed), f"study of seed {seed}"
         if isinstance(start, WarmStartJob) and not start.succeeded:
@@ -72,7 +73,7 @@ def _require_folders(markers: Mapping[int, Marker], results: Path) -> None:
 def _study(plan: Plan, recipe: Recipe, seed: int, marker: Marker, processes: Processes) -> None:
     start, study = plan.start(seed), plan.comparison.study
     with locked(marker.folder) as lock:
-        marker.begin()
+        marker.begin(goes_on=True)
         staleness(
             policy=start if isinstance(start, str) else str(start.policy),
             run=marker.folder,

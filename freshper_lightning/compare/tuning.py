@@ -34,9 +34,9 @@ class Choice:
     @property
     def at_edge(self) -> bool:
         """Whether the best factor is the least or the greatest of several: a better one may lie beyond."""
-        factors = sorted(self.results, key=float)
-        inside = [self.results[factor] for factor in factors[1:-1]]
-        return len(factors) > 1 and (not inside or max(inside) < max(self.results.values()))
+        factors = [float(factor) for factor in self.results]
+        best = _best({float(factor): result for factor, result in self.results.items()})
+        return len(factors) > 1 and best in (min(factors), max(factors))
 
 
 def trials(plan: Plan) -> dict[str, dict[float, list[TrainingJob]]]:
@@ -71,10 +71,14 @@ def _result(plan: Plan, runs: Sequence[TrainingJob]) -> float:
     return float(np.mean([curve.final(comparison.tuning_window) for curve in curves]))
 
 
+def _best(results: Mapping[float, float]) -> float:
+    return max(results, key=lambda factor: (results[factor], -abs(np.log(factor))))
+
+
 def choice_of(plan: Plan, arm: str, results: Mapping[float, float]) -> Choice:
     """Of mean results by factor."""
     recipe = plan.recipes[arm]
-    best = max(results, key=lambda factor: (results[factor], -abs(np.log(factor))))
+    best = _best(results)
     shown = {f"{factor:.3g}": round(result, 6) for factor, result in results.items()}
     return Choice(best * recipe.learning_rate(), shown, _digest(plan, recipe))
 
@@ -118,19 +122,21 @@ def _choices(path: Path) -> dict[str, dict[str, Any]]:
     return {str(arm): choice for arm, choice in found.items()}
 
 
-def tuned(path: Path, plan: Plan) -> dict[str, Recipe]:
-    """The recipes at their chosen rates; as they are where nothing was tuned.
+def tuned(path: Path, plan: Plan, arms: Sequence[str] | None = None) -> dict[str, Recipe]:
+    """The recipes of these arms, of all by default, at their chosen rates; as they are where nothing was tuned.
 
     Raises:
         ConfigurationError: Some arms are tuned and others are not, or an arm or the search has changed since.
     """
-    found = plan.recipes
+    found = {arm: plan.recipes[arm] for arm in arms or plan.recipes}
     if not path.exists():
         return dict(found)
     choices = _choices(path)
     for arm, recipe in found.items():
         if arm not in choices:
-            raise ConfigurationError(f"{path} has no learning rate of {arm}: run --tune with it, or remove the file")
+            raise ConfigurationError(
+                f"{path} has no learning rate of {arm}: run --tune with it, leave it out by --arms, or remove the file"
+            )
         if choices[arm]["digest"] != _digest(plan, recipe):
             raise ConfigurationError(
                 f"{path}: arms.{arm}, where it starts or how rates are searched has changed since it was tuned: run"

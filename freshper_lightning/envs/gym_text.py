@@ -14,6 +14,9 @@ from freshper_lightning.envs.protocol import ReplySpace, check_arguments, creato
 Describe: TypeAlias = Callable[[gymnasium.Env[Any, Any], Any], str]
 """``describe(environment, observation)``: the observation as the policy is told it."""
 
+OF_GYMNASIUM = ("max_episode_steps",)
+"""Arguments of ``gymnasium.make`` itself that may stand among those of the environment."""
+
 _HIGHLIGHTED = re.compile(r"\x1b\[[0-9;]+m(.*?)\x1b\[0m", re.DOTALL)
 
 
@@ -28,7 +31,7 @@ class GymText(gymnasium.Env[str, str]):
 
     Args:
         env_id: Id of the registered environment; ``module:Name-v0`` imports the module first.
-        kwargs: Arguments of the environment.
+        kwargs: Arguments of the environment, and gymnasium's ``max_episode_steps``.
         instruction: The rules, above the first observation; the names of the actions are added.
         actions: Name of each discrete action in order, without white space around it; their numbers by default.
         max_turns: Replies per episode, at least 1; what the environment itself allows may be less.
@@ -120,7 +123,7 @@ class GymText(gymnasium.Env[str, str]):
 
 
 def _make(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
-    spec = check_arguments(env_id, kwargs)
+    spec = check_arguments(env_id, {name: value for name, value in kwargs.items() if name not in OF_GYMNASIUM})
     asked = {**_ansi(spec, kwargs), **kwargs}
     env: gymnasium.Env[Any, Any] = gymnasium.make(env_id, disable_env_checker=True, **asked)
     return env

@@ -79,7 +79,7 @@ def _with_interval(row: Row) -> str:
 
 
 def _growth(rows: Sequence[Row], run: Run) -> str:
-    columns = ["variance", "linear: tau, R2", "quadratic: tau, R2", "AIC, linear - quadratic", "exponent between ages"]
+    columns = ["variance", "linear: tau, R2", "quadratic: tau, R2", "smaller AIC", "exponent between ages"]
     lines = [columns, ["---"] * len(columns)]
     for level in LEVELS:
         variances = {age: row.value for age, row in curve(rows, run, f"variance_{level}").items()}
@@ -88,7 +88,7 @@ def _growth(rows: Sequence[Row], run: Run) -> str:
         fits = [fit_growth(variances, growth) for growth in ("linear", "quadratic")]
         slopes = ", ".join(f"{a}-{b}: {slope:.2f}" for (a, b), slope in local_exponents(variances).items())
         (linear, _), (quadratic, _) = fits
-        gain = 2 * (quadratic.log_likelihood - linear.log_likelihood)  # both have one parameter
+        better = "linear" if linear.log_likelihood > quadratic.log_likelihood else "quadratic"  # each has one parameter
         shown = [f"{fit.tau_hat():.0f}, {r2:.2f}" for fit, r2 in fits]
-        lines.append([level, *shown, f"{gain:.1f}", slopes])
+        lines.append([level, *shown, better, slopes])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -11,29 +11,35 @@ from freshper_lightning.compare.collect import training_seconds
 
 
 def write(folder, suffix, events):
-    """One file of (second, update, tag) or (second, update, tag, value)."""
+    """One file of (second, update, tag)."""
     writer = EventFileWriter(str(folder), filename_suffix=suffix)
-    for wall, update, tag, *value in events:
-        summary = Summary(value=[Summary.Value(tag=tag, simple_value=value[0] if value else 1.0)])
+    for wall, update, tag in events:
+        summary = Summary(value=[Summary.Value(tag=tag, simple_value=1.0)])
         writer.add_event(Event(wall_time=wall, step=update, summary=summary))
     writer.close()
 
 
-def test_time_spent_on_evaluations_is_not_training(tmp_path):
-    events = [(100, 0, "rollout/return"), (110, 2, "update/fresh/loss"), (150, 2, "evaluation/sampled/return")]
-    write(tmp_path, ".one", [*events, (150, 2, "evaluation/greedy/return"), (155, 2, "rollout/return"), (163, 4, "x")])
-    assert training_seconds(tmp_path) == {0: 0, 2: 10, 4: 23}
+def test_neither_evaluations_nor_the_next_rollout_are_time_up_to_an_update(tmp_path):
+    """Rollout 10 s, updates 5, evaluations 30, rollout 20, updates 3."""
+    first = [(100, 0, "time/sync"), (110, 0, "time/rollout"), (115, 2, "update/fresh/loss"), (115, 2, "time/update")]
+    then = [(145, 2, "evaluation/sampled/return"), (145, 2, "evaluation/greedy/return")]
+    write(tmp_path, ".one", [*first, *then, (145, 2, "time/sync"), (165, 2, "time/rollout"), (168, 4, "update/x")])
+    assert training_seconds(tmp_path) == {0: 0, 2: 15, 4: 38}
 
 
-def test_the_first_rollout_counts_and_one_that_a_kill_undid_does_not_count_twice(tmp_path):
-    """Whole: rollout 10, update 5, evaluation 30, rollout 20, update 5. Killed after the second rollout: the same."""
-    start = [(1000, 0, "time/rollout", 10.0), (1005, 2, "x"), (1035, 2, "evaluation/sampled/return")]
+@pytest.mark.parametrize("evaluations", [[], [(1045, 2, "evaluation/sampled/return")]])
+def test_a_rollout_that_a_kill_undid_counts_once(tmp_path, evaluations):
+    """Rollout 10 s, update 5, perhaps an evaluation, rollout 20, update 5; killed behind the second rollout."""
+    start = [(1000, 0, "time/sync"), (1010, 0, "rollout/return"), (1015, 2, "update/x"), *evaluations]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    write(whole, ".one", [*start, (1055, 2, "time/rollout", 20.0), (1060, 4, "x")])
-    write(killed, ".one", [*start, (1055, 2, "time/rollout", 20.0)])
+    later = start[-1][0]
+    write(
+        whole, ".one", [*start, (later, 2, "time/sync"), (later + 20, 2, "rollout/return"), (later + 25, 4, "update/x")]
+    )
+    write(killed, ".one", [*start, (later, 2, "time/sync"), (later + 20, 2, "rollout/return")])
     time.sleep(0.01)
-    write(killed, ".two", [(9020, 2, "time/rollout", 20.0), (9025, 4, "x")])
-    assert training_seconds(whole) == training_seconds(killed) == {0: 10, 2: 15, 4: 40}
+    write(killed, ".two", [(9000, 2, "time/sync"), (9020, 2, "rollout/return"), (9025, 4, "update/x")])
+    assert training_seconds(whole) == training_seconds(killed) == {0: 0, 2: 15, 4: 40}
 
 
 def test_an_attempt_goes_on_with_the_time_of_the_checkpoint_that_it_resumed_from(tmp_path):
@@ -42,7 +48,7 @@ def test_an_attempt_goes_on_with_the_time_of_the_checkpoint_that_it_resumed_from
         tmp_path, ".first", [(100, 0, "rollout/return"), (120, 4, "update/fresh/loss"), (190, 5, "update/fresh/loss")]
     )
     time.sleep(0.01)
-    write(tmp_path, ".second", [(9000, 4, "rollout/return"), (9007, 5, "update/fresh/loss"), (9010, 8, "x")])
+    write(tmp_path, ".second", [(9000, 4, "time/sync"), (9007, 5, "update/fresh/loss"), (9010, 8, "update/x")])
     assert training_seconds(tmp_path) == {0: 0, 4: 20, 5: 27, 8: 30}
 
 

@@ -305,7 +305,7 @@ def test_runs_that_diverge_are_named_every_time_and_leave_no_rows(tiny_environme
         assert f"hash: {number} of 2 runs to do" in capsys.readouterr().out
         assert re.search("^- freshper_50, seed 0: diverged: ", (folder / "report.md").read_text(), re.MULTILINE)
     assert {row["arm"] for row in table(folder)} == {"on_policy"}
-    with pytest.raises(SystemExit, match="1 failed: freshper_50; "):
+    with pytest.raises(SystemExit, match=r"1 failed: freshper_50; "):
         compare(file, folder, "--tune")
     assert "on_policy: learning rate" in capsys.readouterr().out
 

@@ -115,6 +115,12 @@ def test_a_function_puts_other_observations_into_words():
     assert env.step(answer("6"))[1] == 6.0
 
 
+def test_the_bound_of_gymnasium_may_stand_among_the_arguments():
+    env = GymText(**{**LAKE, "kwargs": {**LAKE["kwargs"], "max_episode_steps": 2}})
+    env.reset(seed=0)
+    assert [env.step(answer("Left"))[3] for _ in range(2)] == [False, True]
+
+
 def test_observations_of_few_numbers_are_printed():
     assert "Observation: (" in GymText("Blackjack-v1").reset(seed=0)[0]
 
