@@ -6,13 +6,16 @@ import os
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
+from typing import TypeVar
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from freshper_lightning.callbacks.report import STEPS, read_scalars
 from freshper_lightning.compare.run import TrainingJob
 from freshper_lightning.compare.settings import MODES
-from freshper_lightning.errors import ConfigurationError
+from freshper_lightning.errors import ConfigurationError, require_setting
+
+Number = TypeVar("Number", int, float)
 
 ROLLOUTS = "rollout/environment_steps"
 
@@ -134,20 +137,31 @@ def read_table(path: str | Path) -> list[Row]:
 
 
 def _parsed(line: dict[str, str], place: str) -> Row:
-    try:
-        return Row(
-            task=line["task"],
-            arm=line["arm"],
-            seed=int(line["seed"]),
-            update=int(line["update"]),
-            iteration=int(line["iteration"]),
-            environment_steps=int(line["environment_steps"]),
-            seconds=float(line["seconds"]),
-            mode=line["mode"],
-            success=float(line["success"]) if line["success"] else None,
-            score=float(line["return"]),
-            config=line["config"],
-            code=line["code"],
-        )
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"{place}: {','.join(map(str, line.values()))} is not an evaluation") from error
+    if None in line or None in line.values():
+        raise ConfigurationError(f"{place} must have {len(COLUMNS)} values")
+
+    def number(column: str, kind: type[Number]) -> Number:
+        try:
+            return kind(line[column])
+        except ValueError as error:
+            raise ConfigurationError(f"{place}: {column}={line[column]} must be a number") from error
+
+    row = Row(
+        task=line["task"],
+        arm=line["arm"],
+        seed=number("seed", int),
+        update=number("update", int),
+        iteration=number("iteration", int),
+        environment_steps=number("environment_steps", int),
+        seconds=number("seconds", float),
+        mode=line["mode"],
+        success=number("success", float) if line["success"] else None,
+        score=number("return", float),
+        config=line["config"],
+        code=line["code"],
+    )
+    require_setting(f"{place}: mode", row.mode, row.mode in MODES, " or ".join(MODES))
+    require_setting(
+        f"{place}: success", row.success, row.success is None or 0 <= row.success <= 1, "from 0 to 1, or empty"
+    )
+    return row

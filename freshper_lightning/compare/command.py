@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-from freshper_lightning.compare.collect import read_table
-from freshper_lightning.compare.ledger import Ledger
+from freshper_lightning.compare.collect import Row, read_table
+from freshper_lightning.compare.ledger import Ledger, by_run
 from freshper_lightning.compare.plan import Plan, check_seeds
 from freshper_lightning.compare.processes import Processes
 from freshper_lightning.compare.report import write_report
@@ -17,7 +17,7 @@ from freshper_lightning.compare.schedule import Forecast, default_jobs, duration
 from freshper_lightning.compare.settings import Comparison, read_comparison
 from freshper_lightning.compare.study import STUDIES, run_study
 from freshper_lightning.compare.tuning import CHOSEN, choose, is_chosen, trials, tuned, write_choices
-from freshper_lightning.errors import ConfigurationError
+from freshper_lightning.errors import ConfigurationError, require_setting
 
 TABLE = "evaluations.csv"
 
@@ -34,8 +34,7 @@ def main(arguments: Sequence[str]) -> None:
     if options.jobs is not None and options.jobs < 1:
         raise ConfigurationError(f"--jobs={options.jobs} must be at least 1")
     if options.table is not None:
-        wanted = comparison.chosen(options.arms) if options.arms else None
-        rows = [row for row in read_table(options.table) if wanted is None or row.arm in wanted]
+        rows = _rows_of_table(options.table, comparison, options.arms)
         print(f"report: {write_report(rows, comparison, folder, {})}")
         return
     jobs = options.jobs or default_jobs(comparison.limits)
@@ -49,6 +48,16 @@ def main(arguments: Sequence[str]) -> None:
     if failures:
         again = "the same command tries again what has not diverged"
         sys.exit(f"freshper: {len(failures)} failed: {'; '.join(failures)}; {again}")
+
+
+def _rows_of_table(path: Path, comparison: Comparison, arms: list[str] | None) -> list[Row]:
+    runs = by_run(read_table(path), path)
+    there = {arm for task, arm, _ in runs if task == comparison.task}
+    known = ", ".join(sorted(there))
+    for arm in arms or ():
+        require_setting("--arms", arm, arm in there, f"an arm that {path} has evaluations of: {known}")
+    wanted = there if arms is None else {*arms, comparison.baseline}
+    return [row for rows in runs.values() for row in rows if row.arm in wanted]
 
 
 def _run_as_asked(options: argparse.Namespace, comparison: Comparison, folder: Path, jobs: int) -> dict[str, str]:

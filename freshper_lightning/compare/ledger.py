@@ -75,10 +75,15 @@ class Ledger:
             yield
 
     def _read(self) -> Runs:
-        return _by_run(read_table(self.path), self.path) if self.path.exists() else {}
+        return by_run(read_table(self.path), self.path) if self.path.exists() else {}
 
 
-def _by_run(rows: Iterable[Row], path: Path) -> Runs:
+def by_run(rows: Iterable[Row], path: Path) -> Runs:
+    """The rows of a table, run by run.
+
+    Raises:
+        ConfigurationError: An evaluation is there more than once; the message names it.
+    """
     found: Runs = {}
     seen = set[tuple[str, str, int, str, int]]()
     for row in rows:

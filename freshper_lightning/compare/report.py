@@ -11,6 +11,7 @@ from freshper_lightning.compare.measures import AREA, DROP, FINAL, MEASURES, STE
 from freshper_lightning.compare.pictures import draw_arms, draw_curves, draw_outcomes
 from freshper_lightning.compare.settings import Comparison
 from freshper_lightning.compare.statistics import Estimate, sign_test
+from freshper_lightning.errors import ConfigurationError
 
 FINALS, CURVES, ARMS, PAGE = "final.png", "curves.png", "arms.png", "report.md"
 
@@ -37,6 +38,9 @@ def write_report(rows: Sequence[Row], comparison: Comparison, folder: Path, miss
         ConfigurationError: There is nothing to report.
     """
     own = [row for row in rows if row.task == comparison.task]
+    if not own:
+        there = ", ".join(sorted({row.task for row in rows})) or "none at all"
+        raise ConfigurationError(f"the table must have rows of task={comparison.task}; it has {there}")
     curves = _ordered(curves_of(own, comparison.metric, comparison.mode), comparison)
     folder.mkdir(parents=True, exist_ok=True)
     label = f"{comparison.metric}, {comparison.mode}"
@@ -102,7 +106,9 @@ def _definitions(found: Measures, comparison: Comparison) -> str:
     ]
     if found.threshold is not None and found.start >= found.threshold:
         lines.append(f"- Runs start at {found.start:.3f} on average, above the threshold: steps to it say little here")
-    if found.threshold is None:
+    if comparison.baseline not in found.outcomes[FINAL]:
+        lines.append(f"- Threshold and differences would be those of {comparison.baseline}, of which no run is here")
+    elif found.threshold is None:
         lines.append(f"- **{STEPS}**: none, since {comparison.baseline} has no result above 0 to take a share of")
     return "\n".join(lines)
 

@@ -147,8 +147,8 @@ def test_a_run_of_a_table_from_elsewhere_is_not_run_again(again, comparison, tmp
     [
         (lambda lines: lines[:-1], r"without the greedy evaluation of iteration 2; remove the rest of it"),
         (lambda lines: [*lines, lines[-1]], r"on_policy, seed 0, greedy, update 4 of hash more than once"),
-        (lambda lines: [*lines[:-1], lines[-1][:12]], r"evaluations\.csv, line 13: .* is not an evaluation"),
-        (lambda lines: [*lines, lines[0]], r"evaluations\.csv, line 14: .* is not an evaluation"),
+        (lambda lines: [*lines[:-1], lines[-1][:12]], r"evaluations\.csv, line 13 must have 12 values"),
+        (lambda lines: [*lines, lines[0]], r"evaluations\.csv, line 14: seed=seed must be a number"),
         (lambda lines: [lines[0].replace(",config", ""), *lines[1:]], r"evaluations\.csv must have the columns task,"),
     ],
 )
@@ -215,6 +215,10 @@ def test_a_report_can_be_made_of_the_table_alone(again, comparison, tmp_path):
     page = (tmp_path / "few" / "report.md").read_text()
     assert "| on_policy | 1 |" in page
     assert "freshper_50" not in page
+    lines = [line for line in (folder / "evaluations.csv").read_text().splitlines() if "freshper_50" not in line]
+    (tmp_path / "part.csv").write_text("\n".join(lines) + "\n")
+    with pytest.raises(SystemExit, match=r"--arms=freshper_50 must be an arm that .*part\.csv has .*: on_policy"):
+        compare(file, tmp_path / "few", "--table", str(tmp_path / "part.csv"), "--arms", "freshper_50")
 
 
 def test_a_folder_in_use_is_left_alone(again, capsys):

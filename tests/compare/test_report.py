@@ -133,6 +133,27 @@ def test_a_table_is_read_as_it_was_written(tmp_path):
         read_table(tmp_path / "none.csv")
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"success": 1.7}, r"line 2: success=1\.7 must be from 0 to 1, or empty"),
+        ({"mode": "beam"}, "line 2: mode=beam must be sampled or greedy"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_by_column(tmp_path, changes, message):
+    write_table(tmp_path / "table.csv", [dataclasses.replace(rows("base")[0], **changes)])
+    with pytest.raises(ConfigurationError, match=message):
+        read_table(tmp_path / "table.csv")
+
+
+def test_a_table_of_other_tasks_or_without_the_baseline_is_not_taken_for_more(tmp_path):
+    with pytest.raises(ConfigurationError, match="must have rows of task=lake; it has river"):
+        write_report(rows("base", task="river"), comparison(), tmp_path, {})
+    page = write_report(rows("good"), comparison(), tmp_path, {}).read_text()
+    assert "would be those of base, of which no run is here" in page
+    assert "no result above 0" not in page
+
+
 def test_a_metric_that_the_table_lacks_is_refused():
     with pytest.raises(ConfigurationError, match="metric=success must be return"):
         curves_of(rows("base", success=False), "success", "sampled")
