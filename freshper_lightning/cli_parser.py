@@ -20,7 +20,10 @@ _UNKNOWN = re.compile(
     r"(?:(?:Group '(?P<group>[\w.]+)'|Subcommand '\w+') does not accept option|Option) '(?P<option>[\w.]+)'"
 )
 _UNKNOWN_CLASS = re.compile(r"Expected a dot import path string: (\S+)")
-_EXPECTED = re.compile(r"Expected a (typing\.Literal\[.*?\]|<class '[\w.]+'>|[\w.]+\[.*?\])(?:\. Got value: (.*))?")
+_EXPECTED = re.compile(
+    r"Expected a (typing\.Literal\[.*?\]|<class '[\w.]+'>|[\w.]+\[.*?\])(?:\. Got value: (.*?)(?:\. Got value: .*)?$)?",
+    re.MULTILINE,
+)
 _GIVEN = re.compile(r"Given value: (?:NestedArg\(key='[\w.]+', val=)?(.*?)\)?$", re.MULTILINE)
 _REFUSED = re.compile(r"^ *- (?!Expected a )(.*)$", re.MULTILINE)
 _WORD = re.compile(r"'(\w+)'(?=[,\]])")
@@ -62,11 +65,16 @@ def explain(message: str, types: dict[str, str]) -> str:
     if unknown := _UNKNOWN.search(message):
         return _unknown_option(key, unknown, _CLASS_PATH.findall(message), types)
     if named := _UNKNOWN_CLASS.search(message):
-        hint = _hint(key, _CLASS_PATH.findall(message)) or f"{message}\n{types.get(key, '')}"
+        inner = _hint(key, _CLASS_PATH.findall(message))
+        if "Tensor" in inner:  # a learning rate of PyTorch's optimizers; no text is one
+            return f"{key}={named.group(1)} must be {' or '.join(k for k in inner.split(' | ') if 'Tensor' not in k)}"
+        hint = inner or f"{message}\n{types.get(key, '')}"
         words = [word for kind, _ in _EXPECTED.findall(message) for word in _WORD.findall(kind)]
         return _unknown_class(key, named.group(1), hint, words)
     if expected := _EXPECTED.findall(message):
         allowed = [_plain(kind) for kind, _ in expected if kind != "<class 'NoneType'>"]
+        if inner := _hint(key, _CLASS_PATH.findall(message)):  # not what might stand in the place of its class
+            allowed = [_plain(inner)]
         value = next((got for _, got in expected if got), value)
         if not any(allowed):
             return f"{key}={value} is not the import path of a class that can be imported"

@@ -120,7 +120,9 @@ def test_a_wrong_key_is_refused_and_the_right_one_named(capsys, argument, parts)
     [
         ("--rollout.engine.name=hf", ["rollout.engine.name=hf", "one of auto, transformers, vllm"]),
         ("--rollout.groups=many", ["rollout.groups=many", "must be int"]),
-        ("--data.decay.tau=long", ["data.decay.tau=long", "must be float"]),
+        ("--data.decay.tau=long", ["data.decay.tau=long must be float\n"]),
+        ("--model.optimizer.lr=high", ["model.optimizer.lr=high must be float\n"]),
+        ("--model.optimizer.weight_decay=high", ["model.optimizer.weight_decay=high must be float\n"]),
         ("--data.clock=seconds", ["data.clock=seconds", "one of updates, iterations, lr_path, drift, drift_length"]),
         ("--evaluation.modes=[fast]", ["evaluation.modes=fast", "one of sampled, greedy"]),
         ("--trainer.max_epochs=many", ["trainer.max_epochs=many", "must be int"]),
