@@ -51,13 +51,15 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _rows_of_table(path: Path, comparison: Comparison, arms: list[str] | None) -> list[Row]:
-    runs = by_run(read_table(path), path)
+    rows = read_table(path)
+    runs = by_run(rows, path)
+    if arms is None:
+        return rows
     there = {arm for task, arm, _ in runs if task == comparison.task}
-    known = ", ".join(sorted(there))
-    for arm in arms or ():
+    known = ", ".join(sorted(there)) or "none"
+    for arm in arms:
         require_setting("--arms", arm, arm in there, f"an arm that {path} has evaluations of: {known}")
-    wanted = there if arms is None else {*arms, comparison.baseline}
-    return [row for rows in runs.values() for row in rows if row.arm in wanted]
+    return [row for row in rows if row.arm in {*arms, comparison.baseline}]
 
 
 def _run_as_asked(options: argparse.Namespace, comparison: Comparison, folder: Path, jobs: int) -> dict[str, str]:
