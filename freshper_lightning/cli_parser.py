@@ -6,10 +6,14 @@ import inspect
 import re
 import sys
 from collections.abc import Iterable
-from typing import NoReturn
+from os import PathLike
+from pathlib import Path
+from typing import Any, NoReturn
 
-from jsonargparse import ArgumentParser
+import yaml
+from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.cli import LightningArgumentParser
+from typing_extensions import override
 
 MOST_SHOWN = 16
 """Longest list of alternatives; of a longer one only those with a similar name are shown."""
@@ -44,6 +48,18 @@ class FreshperParser(LightningArgumentParser):
         program = parser.prog.replace(" [options]", "")
         sys.stderr.write(f"freshper: error: {explain(message, _types(parser))}\n{HELP.format(program)}\n")
         self.exit(2)
+
+    @override
+    def parse_path(self, path: str | PathLike[str], *args: Any, **kwargs: Any) -> Namespace:
+        """A file of a stack that does not hold keys is refused by its name, which the parser does not give."""
+        try:
+            with Path(path).open(encoding="utf-8") as file:
+                found = yaml.safe_load(file)
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            self.error(f"{path} is not a YAML file: {error}")
+        if not isinstance(found, dict):
+            self.error(f"{path} must hold keys and their values, not {found!r}")
+        return super().parse_path(path, *args, **kwargs)
 
 
 def _types(parser: ArgumentParser) -> dict[str, str]:

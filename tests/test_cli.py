@@ -153,6 +153,23 @@ def test_a_wrong_key_of_a_file_is_refused_like_one_of_the_command_line(capsys, t
 
 
 @pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"rollout: {groups: 3", ["is not a YAML file: ", "line 1"]),
+        (b"trainer:\n  max_epochs: \xff\n", ["is not a YAML file: ", "utf-8"]),
+        (b"- rollout\n", ["must hold keys and their values, not ['rollout']"]),
+        (b"# nothing yet\n", ["must hold keys and their values, not None"]),
+    ],
+)
+def test_a_file_of_a_stack_that_holds_no_keys_is_refused_by_its_name(capsys, tmp_path, content, said):
+    path = tmp_path / "bad.yaml"
+    path.write_bytes(content)
+    message = refused(capsys, "-c", str(path), "-c", written(tmp_path, {"rollout": {"groups": 3}}))
+    for part in [str(path), *said]:
+        assert part in message
+
+
+@pytest.mark.parametrize(
     ("argument", "parts"),
     [
         ("--model.algorithm.clip=2", ["clip must be above 0 and at most 1, not 2.0"]),

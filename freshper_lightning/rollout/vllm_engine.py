@@ -31,7 +31,8 @@ class VLLMEngine(RolloutEngine):
     ``options`` are further keyword arguments of ``vllm.LLM``; those that this class sets itself are refused.
 
     Raises:
-        ValueError: ``options`` names an argument that is set here, or the checkpoint names no stop token.
+        ValueError: ``options`` names an argument that is set here, the checkpoint names no stop token, or its attention
+            heads have a size that vLLM cannot run on a CPU.
     """
 
     name = "vllm"
@@ -75,6 +76,7 @@ class VLLMEngine(RolloutEngine):
         self._joined_group = dist.is_initialized()
         with host_state_kept(), modules_hidden("llvmlite"):
             _prepare_environment()
+            _require_head_size(model_path)
             self._llm = _build({**arguments, **(options or {})})
             self._eager_on_cpu = enforce_eager and _on_cpu()
 
@@ -222,6 +224,22 @@ def _free_port() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return str(probe.getsockname()[1])
+
+
+def _require_head_size(model_path: str | Path) -> None:
+    """vLLM itself would end with a traceback, once the model is loaded."""
+    if not _on_cpu():
+        return
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    config = AutoConfig.from_pretrained(model_path).get_text_config()
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    allowed = CPUAttentionBackend.get_supported_head_sizes()
+    if size not in allowed:
+        raise ValueError(
+            f"the attention heads of {model_path} have {size} dimensions, and on a CPU vLLM takes "
+            f"{', '.join(map(str, allowed))}; rollout.engine.name=transformers takes any"
+        )
 
 
 def _build(arguments: dict[str, Any]) -> Any:

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from freshper_lightning.policy.tiny import TinySpec, build_tiny, byte_tokenizer
 from tests.rollout.rigs import checkpoint, engine_for, request, requests
 
 pytestmark = pytest.mark.vllm
@@ -104,6 +105,13 @@ def test_options_reach_vllm_unless_the_engine_sets_them_itself(tmp_path):
     engine = engine_for("vllm", path, options={"block_size": 32})
     assert engine._llm.llm_engine.vllm_config.cache_config.block_size == 32
     engine.close()
+
+
+def test_heads_of_a_size_that_vllm_cannot_run_on_a_cpu_are_refused_before_the_model_is_loaded(tmp_path):
+    build_tiny(tmp_path, TinySpec("llama", hidden_size=32, layers=1), byte_tokenizer())
+    with pytest.raises(ValueError, match=r"have 8 dimensions, and on a CPU vLLM takes 32, 64.*engine.name=transformers"):
+        engine_for("vllm", tmp_path)
+    assert not dist.is_initialized()
 
 
 def test_a_long_prompt_is_sampled_though_others_have_used_up_the_step(tmp_path):
