@@ -59,7 +59,8 @@ class FreshperParser(LightningArgumentParser):
             self.error(f"{path} is not a YAML file: {error}")
         if not isinstance(found, dict):
             self.error(f"{path} must hold keys and their values, not {found!r}")
-        return super().parse_path(path, *args, **kwargs)
+        parsed: Namespace = super().parse_path(path, *args, **kwargs)
+        return parsed
 
 
 def _types(parser: ArgumentParser) -> dict[str, str]:
