@@ -114,12 +114,16 @@ class FreshperCLI(LightningCLI):
         return super().instantiate_trainer(plugins=plugins, **kwargs)
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
+        own = config.get("callbacks") or []
+        own = own if isinstance(own, list) else [own]
         unwanted: list[type] = []
         if config.get("enable_progress_bar") is False:
             unwanted.append(ProgressBar)
         if config.get("enable_checkpointing") is False:
             unwanted.append(ModelCheckpoint)
-        return super()._instantiate_trainer(config, [c for c in callbacks if not isinstance(c, tuple(unwanted))])
+        wanted = [callback for callback in callbacks if not isinstance(callback, tuple(unwanted))]
+        # The user's own come last, and so see the clock of an update and the evaluation that follows it.
+        return super()._instantiate_trainer({**config, "callbacks": None}, [*wanted, *own])
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -5,7 +5,11 @@ class ConfigurationError(ValueError):
     """A setting cannot work; the message names the key, its value and what is allowed. Raised before a model loads."""
 
 
-class NonFiniteError(RuntimeError):
+class NumericsError(RuntimeError):
+    """A number that training needs is NaN or infinite, as it will be when the run is made again."""
+
+
+class NonFiniteError(NumericsError):
     """A loss was NaN or infinite; the parameters are those of the last good update."""
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from datamodules.replay import ReplayDataModule
 from freshper_lightning.algorithms.losses import k3
 from freshper_lightning.callbacks.parts import summing
+from freshper_lightning.errors import NumericsError
 from freshper_lightning.policy.module import PolicyModule
 from freshper_lightning.policy.packing import TrajectoryBatch, collate
 from freshper_lightning.policy.scoring import evaluate
@@ -68,7 +69,7 @@ class DriftMeter:
 
         Raises:
             RuntimeError: :meth:`before` has not been called.
-            OverflowError: A token's probability has become 0 or no number.
+            NumericsError: A token's probability has become 0 or no number.
         """
         if self._probe is None or self._log_probs is None:
             raise RuntimeError("there is no drift without the log-probabilities from before the update")
@@ -110,13 +111,13 @@ def mean_drift(total: float, count: float) -> float:
     """``total`` nats over ``count`` tokens, at least 0; 0, with a warning, where there is no token.
 
     Raises:
-        OverflowError: The total is not finite: a token's probability has become 0 or no number.
+        NumericsError: The total is not finite: a token's probability has become 0 or no number.
     """
     if count == 0:
         logger.warning("no fresh trajectory is left to measure drift on: the clock of drift stands still")
         return 0.0
     if not math.isfinite(total):
-        raise OverflowError(
+        raise NumericsError(
             f"the update moved the policy by {total} nats on {count:g} tokens of the iteration; resume from the newest"
             " checkpoint with a smaller learning rate"
         )

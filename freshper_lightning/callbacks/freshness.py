@@ -16,7 +16,7 @@ from datamodules.replay import ReplayDataModule
 from freshper_lightning.callbacks.metrics import log_scalars
 from freshper_lightning.callbacks.parts import callback_of, policy_module, replay_data, summing
 from freshper_lightning.callbacks.rollout import RolloutCallback
-from freshper_lightning.errors import ConfigurationError, require_setting
+from freshper_lightning.errors import ConfigurationError, NumericsError, require_setting
 from freshper_lightning.policy.module import PolicyModule, StepObservation
 from freshper_lightning.policy.packing import TrajectoryBatch, collate
 from freshper_lightning.policy.scoring import evaluate
@@ -320,12 +320,12 @@ def _require_finite(trainer: Trainer, log_ratios: NDArray[np.float64]) -> None:
     """Does nothing if the log-ratios [S] of all ranks are finite; otherwise every rank raises, and none waits.
 
     Raises:
-        OverflowError: One is not: a token's probability has become 0 or no number.
+        NumericsError: One is not: a token's probability has become 0 or no number.
     """
     wrong = torch.tensor(np.count_nonzero(~np.isfinite(log_ratios)), dtype=torch.float64)
     total = float(summing(trainer)(wrong))
     if total:
-        raise OverflowError(
+        raise NumericsError(
             f"{total:g} tokens that freshness is measured on have lost their probability: their log-ratios are not"
             " finite; resume from the newest checkpoint with a smaller learning rate"
         )

@@ -8,7 +8,7 @@ import time
 import traceback
 
 DIVERGED = 3
-"""Exit code of a run whose loss or parameters have become NaN or infinite, and will again."""
+"""Exit code of a run whose numbers have become NaN or infinite, and will again."""
 
 INTERVAL = 1.0
 """Seconds between two looks at the parent."""
@@ -32,10 +32,10 @@ def _watch(parent: int) -> None:
 if __name__ == "__main__":
     end_with_parent()
     from freshper_lightning.cli import main  # takes seconds, in which the parent may go
-    from freshper_lightning.errors import NonFiniteError
+    from freshper_lightning.errors import NumericsError
 
     try:
         main()
-    except NonFiniteError:
+    except NumericsError:
         traceback.print_exc()
         sys.exit(DIVERGED)

@@ -10,7 +10,7 @@ from lightning import Callback
 from freshper_lightning.algorithms.losses import k3
 from freshper_lightning.callbacks.freshness import FreshnessCallback, ProbeConfig, _require_finite
 from freshper_lightning.callbacks.report import read_scalars
-from freshper_lightning.errors import ConfigurationError
+from freshper_lightning.errors import ConfigurationError, NumericsError
 from freshper_lightning.replay import ExponentialDecay, HeldOut, InverseDecay, LogRatios, WindowDecay
 from freshper_lightning.replay.schemes import WholeGroups
 from freshper_lightning.trajectory import ClockReading
@@ -223,7 +223,7 @@ def test_pure_replay_adds_what_its_draws_see_for_the_first_time(tmp_path, model_
 def test_a_probability_that_is_lost_stops_the_run_instead_of_spoiling_every_later_fit(tmp_path, lost):
     trainer = make_trainer(tmp_path)
     _require_finite(trainer, np.array([0.0, -300.0]))
-    with pytest.raises(OverflowError, match=r"^2 tokens that freshness is measured on .* smaller learning rate"):
+    with pytest.raises(NumericsError, match=r"^2 tokens that freshness is measured on .* smaller learning rate"):
         _require_finite(trainer, np.array([lost, 0.0, lost]))
 
 

@@ -4,12 +4,15 @@ import shutil
 from dataclasses import replace
 
 import pytest
+from safetensors.torch import load_file
 
+from freshper_lightning.checkpoint import LAST
 from freshper_lightning.cli import main
+from freshper_lightning.commands import export
 from freshper_lightning.study import report, table
 from freshper_lightning.study.menu import MENU
 from freshper_lightning.study.snapshots import snapshot
-from freshper_lightning.study.staleness import staleness
+from freshper_lightning.study.staleness import _updates_of, staleness
 from tests.command import TINY, environment
 
 
@@ -54,6 +57,21 @@ def test_what_is_measured_is_kept_and_a_stopped_study_goes_on_as_one_that_was_no
     for age in (0, 6):
         assert at(extended, age) == at(whole, age)
     assert (tmp_path / "run.png").stat().st_size > 10_000
+
+
+def test_a_snapshot_is_the_policy_after_that_many_updates(study, model_path, tmp_path):
+    def weights(updates):
+        return load_file(snapshot(tmp_path / "run" / "snapshots", updates) / "model.safetensors")
+
+    study([0, 2, 3])
+    last = tmp_path / "run" / "train" / "checkpoints" / LAST
+    assert _updates_of(last) == 3
+    export(str(last), str(model_path), str(tmp_path / "exported"))
+    for name, value in load_file(tmp_path / "exported" / "model.safetensors").items():
+        assert (weights(3)[name] == value).all()
+    study([0, 2, 3, 4])
+    for one, other in [(2, 3), (3, 4)]:
+        assert any((weights(one)[name] != value).any() for name, value in weights(other).items())
 
 
 def test_the_tables_name_every_loss_and_at_age_zero_nothing_is_stale(study, tmp_path):
