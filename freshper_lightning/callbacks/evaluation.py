@@ -17,6 +17,9 @@ from freshper_lightning.rollout.seeds import evaluation_instance_seed
 Mode = Literal["sampled", "greedy"]
 """Decoding: at the training temperature, or the most likely token."""
 
+STEPS, ITERATION = "evaluation/environment_steps", "evaluation/iteration"
+"""Tags of how far training was when an evaluation was made."""
+
 LOGGED = ("return", "success", "turns", "valid_actions", "failures")
 
 
@@ -151,4 +154,4 @@ def _mean_scores(collection: Collection) -> dict[str, float]:
 
 
 def _steps(rollout: RolloutCallback) -> dict[str, float]:
-    return {"evaluation/environment_steps": float(rollout.environment_steps)}
+    return {STEPS: float(rollout.environment_steps), ITERATION: float(rollout.clock.iteration)}

@@ -8,7 +8,7 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from freshper_lightning.callbacks.evaluation import EvaluationCallback
+from freshper_lightning.callbacks.evaluation import STEPS, EvaluationCallback
 from freshper_lightning.callbacks.parts import callback_of
 from freshper_lightning.callbacks.replay_monitor import ReplayMonitor
 from freshper_lightning.callbacks.rollout import RolloutCallback
@@ -19,7 +19,6 @@ from matplotlib import pyplot
 
 SUCCESS = "evaluation/{mode}/success"
 RETURN = "evaluation/{mode}/return"
-STEPS = "evaluation/environment_steps"
 
 
 class Report(Callback):

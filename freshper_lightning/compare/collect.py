@@ -10,14 +10,14 @@ from typing import TypeVar
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from freshper_lightning.callbacks.report import STEPS, read_scalars
+from freshper_lightning.callbacks.evaluation import ITERATION, STEPS
+from freshper_lightning.callbacks.report import read_scalars
 from freshper_lightning.compare.run import TrainingJob
 from freshper_lightning.compare.settings import MODES
+from freshper_lightning.compare.stack import LEARNING_RATE, flat
 from freshper_lightning.errors import ConfigurationError, require_setting
 
 Number = TypeVar("Number", int, float)
-
-ROLLOUTS = "rollout/environment_steps"
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,8 @@ class Row:
     folder."""
     code: str
     """Commit that the run was made with; ``A to B`` where it was begun with one and finished with another."""
+    learning_rate: float | None
+    """The optimizer's; None where the configuration does not say it."""
 
 
 COLUMNS = tuple("return" if f.name == "score" else f.name for f in fields(Row))
@@ -53,18 +55,17 @@ def rows_of(task: str, job: TrainingJob) -> list[Row]:
     """The evaluations of a run in order of time, mode by mode."""
     scalars, seconds = read_scalars(job.folder), training_seconds(job.folder)
     digest, made_with = job.marker.digest(), job.marker.code()
-    environment_steps = dict(scalars[STEPS])
-    rollouts = [value for _, value in scalars.get(ROLLOUTS, [])]
+    environment_steps, iterations = dict(scalars[STEPS]), dict(scalars[ITERATION])
+    rate = flat(job.recipe.config).get(LEARNING_RATE)
     rows = []
     for mode in MODES:
         success = dict(scalars.get(f"evaluation/{mode}/success", []))
         for update, score in scalars.get(f"evaluation/{mode}/return", []):
             steps = environment_steps[update]
-            iteration = sum(value <= steps for value in rollouts)
-            moment = (update, iteration, int(steps), round(seconds[update], 2))
+            moment = (update, int(iterations[update]), int(steps), round(seconds[update], 2))
             share = success.get(update)
             rounded = None if share is None else round(share, 6)
-            rows.append(Row(task, job.arm, job.seed, *moment, mode, rounded, round(score, 6), digest, made_with))
+            rows.append(Row(task, job.arm, job.seed, *moment, mode, rounded, round(score, 6), digest, made_with, rate))
     return rows
 
 
@@ -159,6 +160,7 @@ def _parsed(line: dict[str, str], place: str) -> Row:
         score=number("return", float),
         config=line["config"],
         code=line["code"],
+        learning_rate=number("learning_rate", float) if line["learning_rate"] else None,
     )
     require_setting(f"{place}: mode", row.mode, row.mode in MODES, " or ".join(MODES))
     require_setting(

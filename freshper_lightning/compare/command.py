@@ -8,7 +8,7 @@ from pathlib import Path
 from types import FrameType
 
 from freshper_lightning.compare.collect import Row, read_table
-from freshper_lightning.compare.ledger import Ledger, by_run
+from freshper_lightning.compare.ledger import Ledger, by_run, require_whole
 from freshper_lightning.compare.plan import Plan, check_seeds
 from freshper_lightning.compare.processes import Processes
 from freshper_lightning.compare.report import write_report
@@ -18,8 +18,11 @@ from freshper_lightning.compare.settings import Comparison, read_comparison
 from freshper_lightning.compare.study import STUDIES, run_study
 from freshper_lightning.compare.tuning import CHOSEN, choose, is_chosen, trials, tuned, write_choices
 from freshper_lightning.errors import ConfigurationError, require_setting
+from freshper_lightning.policy.net import require_model_folder
 
 TABLE = "evaluations.csv"
+SEEDS = 5
+"""How many where --seeds does not say it."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -34,6 +37,10 @@ def main(arguments: Sequence[str]) -> None:
     if options.jobs is not None and options.jobs < 1:
         raise ConfigurationError(f"--jobs={options.jobs} must be at least 1")
     if options.table is not None:
+        if options.seeds is not None:
+            raise ConfigurationError(
+                f"--seeds={options.seeds} must not be given with --table, of which all seeds count"
+            )
         rows = _rows_of_table(options.table, comparison, options.arms)
         print(f"report: {write_report(rows, comparison, folder, {})}")
         return
@@ -53,6 +60,7 @@ def main(arguments: Sequence[str]) -> None:
 def _rows_of_table(path: Path, comparison: Comparison, arms: list[str] | None) -> list[Row]:
     rows = read_table(path)
     runs = by_run(rows, path)
+    require_whole(runs, path)
     if arms is None:
         return rows
     there = {arm for task, arm, _ in runs if task == comparison.task}
@@ -65,16 +73,19 @@ def _rows_of_table(path: Path, comparison: Comparison, arms: list[str] | None) -
 def _run_as_asked(options: argparse.Namespace, comparison: Comparison, folder: Path, jobs: int) -> dict[str, str]:
     if options.study and options.arms:
         raise ConfigurationError(f"--arms={options.arms} must not be given with --study, whose arm is study.arm")
+    seeds = check_seeds(SEEDS if options.seeds is None else options.seeds, comparison)
+    if comparison.model is not None:
+        require_model_folder(comparison.model, "model")
     if options.study:
-        return run_study(comparison, folder, check_seeds(options.seeds, comparison), jobs)
+        return run_study(comparison, folder, seeds, jobs)
     plan = Plan(comparison, folder, comparison.chosen(options.arms))
-    return _tune(plan, jobs) if options.tune else _compare(plan, options.seeds, jobs)
+    return _tune(plan, jobs) if options.tune else _compare(plan, seeds, jobs)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="freshper compare", description="Arms x seeds of training, and a report.")
     parser.add_argument("-c", "--config", type=Path, required=True, help="YAML file of the comparison")
-    parser.add_argument("--seeds", type=int, default=5, help="seeds 0 to N-1 (default: 5)")
+    parser.add_argument("--seeds", type=int, help=f"seeds 0 to N-1 (default: {SEEDS})")
     parser.add_argument("--arms", nargs="+", help="these and the baseline (default: all)")
     parser.add_argument("--folder", type=Path, help="results, kept and continued (default: runs/compare/TASK)")
     parser.add_argument("--jobs", type=int, help="runs at a time (default: as cores and memory allow)")
@@ -89,13 +100,14 @@ def _interrupted(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _compare(plan: Plan, seeds: int, jobs: int) -> dict[str, str]:
-    wanted = check_seeds(seeds, plan.comparison)
-    runs = plan.runs(tuned(plan.folder / CHOSEN, plan), wanted)
+def _compare(plan: Plan, seeds: Sequence[int], jobs: int) -> dict[str, str]:
+    runs = plan.runs(tuned(plan.folder / CHOSEN, plan), seeds)
     ledger = Ledger(plan.folder / TABLE, plan.comparison.task)
     left = ledger.lacks(runs)
     failures = _run(plan, runs, left, jobs, lambda: ledger.add(left))
-    ledger.add(left)
+    for name, reason in (lacking := ledger.add(left)).items():
+        print(f"{name}: FAILED: {reason}")
+    failures |= lacking
     failures |= {run.name: run.diverged for run in runs if run.diverged is not None}
     rows = ledger.rows(runs)
     if rows:
@@ -105,7 +117,6 @@ def _compare(plan: Plan, seeds: int, jobs: int) -> dict[str, str]:
 
 
 def _tune(plan: Plan, jobs: int) -> dict[str, str]:
-    check_seeds(1, plan.comparison)
     path, found = plan.folder / CHOSEN, trials(plan)
     left = {arm: by_factor for arm, by_factor in found.items() if not is_chosen(path, plan, arm)}
 
@@ -138,14 +149,14 @@ def _run(
     runs: Sequence[TrainingJob],
     unrecorded: Sequence[TrainingJob],
     jobs: int,
-    finished: Callable[[], None],
+    finished: Callable[[], object],
 ) -> dict[str, str]:
     """Warm starts, then the unrecorded of all runs, where their warm start is there; what failed, by name."""
     left = [run for run in unrecorded if not run.finished]
     warm = plan.warm_starts(sorted({run.seed for run in left}))
     for job in [*warm, *unrecorded]:
         job.marker.check()
-    forecast = Forecast(jobs, [seconds for run in runs if (seconds := run.marker.seconds()) is not None])
+    forecast = Forecast(jobs, [run.marker.seconds() or 0.0 for run in runs if run.succeeded])
     _announce(plan.comparison, warm, left, len(runs), forecast)
     processes = Processes(plan.comparison.limits)
     failures = run_jobs(warm, processes, Forecast(jobs))
@@ -158,7 +169,9 @@ def _run(
 def _announce(
     comparison: Comparison, warm: Sequence[Job], left: Sequence[Job], number: int, forecast: Forecast
 ) -> None:
-    starts = sum(not job.finished for job in warm)
-    most = (len(left) + starts) * comparison.limits.core_minutes * 60
-    print(f"{comparison.task}: {len(left)} of {number} runs to do, {starts} warm starts, {forecast.jobs} at a time")
+    starts = [job for job in warm if not job.finished]
+    most = sum(job.processes for job in [*left, *starts]) * comparison.limits.core_minutes * 60
+    print(
+        f"{comparison.task}: {len(left)} of {number} runs to do, {len(starts)} warm starts, {forecast.jobs} at a time"
+    )
     print(f"{forecast.sentence(len(left))}; at most {duration(most)} of processor time", flush=True)

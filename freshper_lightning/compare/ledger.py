@@ -1,14 +1,13 @@
 """The table of evaluations as the record of what is finished: a run that it holds is not run again anywhere."""
 
-import fcntl
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from freshper_lightning.compare.collect import Row, read_table, rows_of, write_table
 from freshper_lightning.compare.run import TrainingJob
 from freshper_lightning.compare.settings import MODES
 from freshper_lightning.errors import ConfigurationError
+from freshper_lightning.exclusive import exclusive
 
 Runs = dict[tuple[str, str, int], list[Row]]
 """Rows by task, arm and seed."""
@@ -50,29 +49,29 @@ class Ledger:
             raise ConfigurationError(f"{self.path} holds {run.name} without {missing}; remove the rest of it")
         return True
 
-    def add(self, runs: Sequence[TrainingJob]) -> None:
-        """Write what has been finished since, beside what others have written meanwhile."""
+    def add(self, runs: Sequence[TrainingJob]) -> dict[str, str]:
+        """Write what has been finished since, beside what others have written meanwhile.
+
+        Returns the finished runs whose logs lack an evaluation, such as those that ended early, and which one; nothing
+        of these is written.
+        """
         runs = [run for run in runs if run.succeeded]
         if not runs:
-            return
-        with self._alone():
+            return {}
+        with exclusive(self.path):
             known = self._read()
-            new = [run for run in runs if not self._has(known, run)]
-            known |= {(self._task, run.arm, run.seed): rows_of(self._task, run) for run in new}
-            if new:
+            new = {run.name: (run, rows_of(self._task, run)) for run in runs if not self._has(known, run)}
+            lacking = {name: missing for name, (run, rows) in new.items() if (missing := _missing(rows, run))}
+            whole = [(run, rows) for name, (run, rows) in new.items() if name not in lacking]
+            known |= {(self._task, run.arm, run.seed): rows for run, rows in whole}
+            if whole:
                 write_table(self.path, [row for key in sorted(known) for row in known[key]])
+        return {name: f"its logs are without {missing}" for name, missing in lacking.items()}
 
     def rows(self, runs: Sequence[TrainingJob]) -> list[Row]:
         """Of these runs, as far as they are there."""
         known = self._read()
         return [row for run in runs for row in known.get((self._task, run.arm, run.seed), [])]
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.with_suffix(".lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
 
     def _read(self) -> Runs:
         return by_run(read_table(self.path), self.path) if self.path.exists() else {}
@@ -95,6 +94,23 @@ def by_run(rows: Iterable[Row], path: Path) -> Runs:
         seen.add(moment)
         found.setdefault((row.task, row.arm, row.seed), []).append(row)
     return found
+
+
+def require_whole(runs: Runs, path: Path) -> None:
+    """Does nothing where all runs of a task have been evaluated at the same iterations, in the same modes.
+
+    Raises:
+        ConfigurationError: A run lacks an evaluation that others have; the message names it.
+    """
+    moments = {run: {(row.mode, row.iteration) for row in rows} for run, rows in runs.items()}
+    for (task, arm, seed), own in moments.items():
+        expected = set[tuple[str, int]]().union(*(found for run, found in moments.items() if run[0] == task))
+        if lost := sorted(expected - own, key=lambda moment: moment[::-1]):
+            mode, iteration = lost[0]
+            raise ConfigurationError(
+                f"{path} has {arm}, seed {seed} of {task} without the {mode} evaluation of iteration {iteration}, which"
+                " other runs have; remove the rest of it"
+            )
 
 
 def _missing(rows: Sequence[Row], run: TrainingJob) -> str:

@@ -65,7 +65,7 @@ class Marker:
         _write(self._begun, {"digest": self.digest(), "code": first, "config": self.config})
 
     def finish(self, seconds: float, diverged: str | None = None) -> None:
-        """Say that all is there, and how long it took; or that no more will come, and why."""
+        """Say that all is there, and how long this attempt took; or that no more will come, and why."""
         both = of_both(json.loads(self._begun.read_text())["code"], code())
         _write(self._finished, {"digest": self.digest(), "code": both, "seconds": seconds, "diverged": diverged})
 
@@ -74,7 +74,7 @@ class Marker:
         return str(json.loads(self._finished.read_text()).get("code", "unknown"))
 
     def seconds(self) -> float | None:
-        """How long the folder's run took to its end; None where it is not finished, or was of another configuration."""
+        """How long the attempt took that finished; None where none has, or it was of another configuration."""
         found = self._end()
         return None if found is None else float(found["seconds"])
 

@@ -41,6 +41,8 @@ class Measures:
     """Mean of the runs' first values; where it is above the threshold, steps to it say nothing."""
     horizon: float
     """Environment steps that areas and the way to the threshold go to: the fewest that a run ended with."""
+    shortest: str
+    """Which run that is, in words."""
     outcomes: dict[str, dict[str, Outcome]]
 
 
@@ -48,7 +50,8 @@ def measure(curves: Sequence[Curve], comparison: Comparison) -> Measures:
     """Of all runs in a table; the threshold depends on the baseline's runs and on nothing else."""
     window = comparison.final_window
     threshold = _threshold([c for c in curves if c.arm == comparison.baseline], comparison)
-    horizon = min(float(curve.environment_steps[-1]) for curve in curves)
+    shortest = min(curves, key=lambda curve: float(curve.environment_steps[-1]))
+    horizon = float(shortest.environment_steps[-1])
     arms = dict.fromkeys(curve.arm for curve in curves)
     outcomes = {
         FINAL: {arm: _outcome(curves, arm, lambda curve: curve.final(window)) for arm in arms},
@@ -58,7 +61,7 @@ def measure(curves: Sequence[Curve], comparison: Comparison) -> Measures:
     if threshold is not None:
         outcomes[STEPS] = {arm: _steps([c for c in curves if c.arm == arm], threshold, horizon) for arm in arms}
     start = float(np.mean([curve.values[0] for curve in curves]))
-    return Measures(threshold, start, horizon, outcomes)
+    return Measures(threshold, start, horizon, f"{shortest.arm}, seed {shortest.seed}", outcomes)
 
 
 def _threshold(baseline: Sequence[Curve], comparison: Comparison) -> float | None:

@@ -17,7 +17,8 @@ FINALS, CURVES, ARMS, PAGE = "final.png", "curves.png", "arms.png", "report.md"
 
 DEFINITIONS = {
     FINAL: "mean of the last {window} evaluations of a run",
-    AREA: "mean height of the curve over environment steps, up to {horizon:,.0f}, the fewest that a run ended with",
+    AREA: "mean height of the curve over environment steps, up to {horizon:,.0f}, the fewest that a run ended with"
+    " ({shortest})",
     STEPS: "environment steps at the first evaluation of at least {threshold}; the threshold was fixed beforehand as"
     " {share:.0%} of the baseline's result, and a run that starts above it counts with 0. A run that is not there"
     " after {horizon:,.0f} is censored: it counts with these, so that the figure is a lower bound (≥)",
@@ -51,7 +52,7 @@ def write_report(rows: Sequence[Row], comparison: Comparison, folder: Path, miss
     page = folder / PAGE
     modes = sorted({row.mode for row in own} - {comparison.mode})
     others = {mode: measure(curves_of(own, comparison.metric, mode), comparison) for mode in modes}
-    page.write_text("\n\n".join(_sections(curves, others, comparison, missing)) + "\n")
+    page.write_text("\n\n".join(_sections(own, curves, others, comparison, missing)) + "\n")
     return page
 
 
@@ -62,15 +63,20 @@ def _ordered(curves: Sequence[Curve], comparison: Comparison) -> list[Curve]:
 
 
 def _sections(
-    curves: Sequence[Curve], others: Mapping[str, Measures], comparison: Comparison, missing: Mapping[str, str]
+    rows: Sequence[Row],
+    curves: Sequence[Curve],
+    others: Mapping[str, Measures],
+    comparison: Comparison,
+    missing: Mapping[str, str],
 ) -> Iterable[str]:
     found = measure(curves, comparison)
     yield f"# {comparison.task}: {comparison.metric} of held-out episodes, {comparison.mode}"
     yield _trust(curves)
+    yield f"Made with code {', '.join(sorted({row.code for row in rows}))}."
     yield f"![The result of each arm, with its interval and every seed]({FINALS})"
     yield f"![Learning curves of all arms]({CURVES})\n\n![Each arm beside the baseline]({ARMS})"
     yield _definitions(found, comparison)
-    yield "## Arms\n\n" + _arms_table(curves, found, others)
+    yield "## Arms\n\n" + _arms_table(rows, curves, found, others)
     for reference in [comparison.baseline, *comparison.references]:
         if reference in found.outcomes[FINAL]:
             yield f"## Differences from {reference}\n\n" + _differences(found, reference)
@@ -98,12 +104,9 @@ def _trust(curves: Sequence[Curve]) -> str:
 
 def _definitions(found: Measures, comparison: Comparison) -> str:
     threshold = "" if found.threshold is None else f"{found.threshold:.3f}"
-    values = {"window": comparison.final_window, "horizon": found.horizon, "threshold": threshold}
-    lines = [
-        f"- **{name}**: {DEFINITIONS[name].format(**values, share=comparison.threshold)}"
-        for name in MEASURES
-        if name in found.outcomes
-    ]
+    values = {"window": comparison.final_window, "threshold": threshold, "share": comparison.threshold}
+    values |= {"horizon": found.horizon, "shortest": found.shortest}
+    lines = [f"- **{name}**: {DEFINITIONS[name].format(**values)}" for name in MEASURES if name in found.outcomes]
     if found.threshold is not None and found.start >= found.threshold:
         lines.append(f"- Runs start at {found.start:.3f} on average, above the threshold: steps to it say little here")
     if comparison.baseline not in found.outcomes[FINAL]:
@@ -113,24 +116,31 @@ def _definitions(found: Measures, comparison: Comparison) -> str:
     return "\n".join(lines)
 
 
-def _arms_table(curves: Sequence[Curve], found: Measures, others: Mapping[str, Measures]) -> str:
+def _arms_table(rows: Sequence[Row], curves: Sequence[Curve], found: Measures, others: Mapping[str, Measures]) -> str:
     """Others are those of the modes that the report is not about."""
     measures = [name for name in MEASURES if name in found.outcomes]
     beside = [f"{FINAL}, {mode}" for mode in others]
-    columns = ["arm", "seeds", *measures, *beside, "optimizer steps", "environment steps", "minutes"]
+    costs = ["learning rate", "optimizer steps", "environment steps", "minutes"]
+    columns = ["arm", "seeds", *measures, *beside, *costs]
     lines = []
     for arm in found.outcomes[FINAL]:
         own = [curve for curve in curves if curve.arm == arm]
         values = [_with_interval(found.outcomes[name][arm], name) for name in measures]
         known = (other.outcomes[FINAL].get(arm) for other in others.values())
         values += ["–" if outcome is None else _with_interval(outcome, FINAL) for outcome in known]
-        costs = [
-            f"{np.mean([c.update[-1] for c in own]):,.0f}",
-            f"{np.mean([c.environment_steps[-1] for c in own]):,.0f}",
-        ]
-        minutes = f"{np.mean([curve.seconds[-1] for curve in own]) / 60:.1f}"
-        lines.append([arm, str(len(own)), *values, *costs, minutes])
+        lines.append([arm, str(len(own)), *values, *_costs([row for row in rows if row.arm == arm], own)])
     return table(columns, lines)
+
+
+def _costs(rows: Sequence[Row], curves: Sequence[Curve]) -> list[str]:
+    """What one arm ran with, and how long."""
+    rates = sorted({row.learning_rate for row in rows if row.learning_rate is not None})
+    updates, steps, seconds = (
+        float(np.mean(values))
+        for values in zip(*((c.update[-1], c.environment_steps[-1], c.seconds[-1]) for c in curves), strict=True)
+    )
+    shown = ", ".join(f"{rate:.2g}" for rate in rates) or "–"
+    return [shown, f"{updates:,.0f}", f"{steps:,.0f}", f"{seconds / 60:.1f}"]
 
 
 def _differences(found: Measures, reference: str) -> str:
@@ -156,7 +166,7 @@ def _difference(outcomes: Mapping[str, Outcome], arm: str, baseline: str, measur
         return "no common seed"
     p = sign_test(found.above, found.below)
     shown = interval(found.estimate, "{:+,.0f}" if measure == STEPS else "{:+.3f}")
-    text = f"{shown}, {found.above} above, {found.below} below, p {p:.2g}"
+    text = f"{shown}, {found.above} above, {found.below} below of {found.estimate.runs}, p {p:.2g}"
     return f"{text} (censored runs in it)" if outcomes[arm].censored or outcomes[baseline].censored else text
 
 

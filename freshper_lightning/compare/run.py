@@ -18,6 +18,8 @@ class Job(ABC):
     """Work with a folder of its own, which holds all of its result once it is finished, and is kept."""
 
     folder: Path
+    processes = 1
+    """How many it is at most, each with the limits of one."""
 
     @property
     @abstractmethod
@@ -88,6 +90,7 @@ class WarmStartJob(Job):
     folder: Path
     recipe: Recipe
     tiny: dict[str, Any]
+    processes = 3
 
     @property
     def name(self) -> str:

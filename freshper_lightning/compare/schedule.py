@@ -69,7 +69,7 @@ def duration(seconds: float) -> str:
 
 
 def run_jobs(
-    jobs: Sequence[Job], processes: Processes, forecast: Forecast, finished: Callable[[], None] = lambda: None
+    jobs: Sequence[Job], processes: Processes, forecast: Forecast, finished: Callable[[], object] = lambda: None
 ) -> dict[str, str]:
     """Run what is not finished, as many at a time as the forecast says; returns what failed, and why, by name.
 
@@ -77,7 +77,7 @@ def run_jobs(
         jobs: In the order in which they are begun.
         processes: Ended where this is interrupted.
         forecast: Learns how long a job takes.
-        finished: Called after every job that ended well.
+        finished: Called after every job, whether it ended well or not.
     """
     waiting = [job for job in jobs if not job.finished]
     failures: dict[str, str] = {}
@@ -105,5 +105,6 @@ def _report(done: Future[float], name: str, failures: dict[str, str], forecast: 
     except StoppedError:
         failures[name] = "stopped"
     else:
-        forecast.seconds.append(seconds)
+        if seconds:  # another process may have finished it meanwhile
+            forecast.seconds.append(seconds)
         print(f"{name}: {duration(seconds)}", flush=True)

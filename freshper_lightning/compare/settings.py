@@ -179,8 +179,9 @@ def read_comparison(path: str | Path) -> Comparison:
         raise ConfigurationError(f"--config={path} is not a file")
     try:
         read = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+        require_setting("the file", read, isinstance(read, dict), "keys and their values")
         comparison = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Comparison), read))
-    except (OmegaConfBaseException, ConfigurationError, YAMLError) as error:
+    except (OmegaConfBaseException, ConfigurationError, YAMLError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: {_sentence(error)}") from error
     assert isinstance(comparison, Comparison)
     _require_files(path, comparison)

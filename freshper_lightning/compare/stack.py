@@ -14,9 +14,10 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from freshper_lightning.cli import main
 from freshper_lightning.compare.settings import MODES, Comparison, WarmStart
-from freshper_lightning.errors import ConfigurationError
+from freshper_lightning.errors import ConfigurationError, require_setting
 
 LEARNING_RATE = "model.optimizer.init_args.lr"
+LENGTH = "trainer.max_epochs"
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,8 @@ def _recipe(key: str, name: str, files: Sequence[str], settings: Sequence[dict[s
         config = resolved(key, [part for file in [*files, str(own)] for part in ("-c", file)])
     path = folder / f"{name}-{digest(config)}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():  # a process may be reading it, and its name says what is in it
+        return Recipe(name, ("-c", str(path)), config)
     OmegaConf.save({key: value for key, value in config.items() if value is not None}, path)
     return Recipe(name, ("-c", str(path)), config)
 
@@ -119,8 +122,13 @@ def _plain(config: DictConfig | ListConfig) -> dict[str, Any]:
 
 
 def _require_evaluations(comparison: Comparison, recipe: Recipe) -> None:
-    evaluation, iterations = recipe.config["evaluation"], recipe.config["trainer"]["max_epochs"]
-    every = evaluation["every_n_iterations"]
+    evaluation, trainer = recipe.config["evaluation"], recipe.config["trainer"]
+    iterations, every = trainer["max_epochs"], evaluation["every_n_iterations"]
+    where = f"arms.{recipe.name}: trainer"
+    require_setting(f"{where}.max_epochs", iterations, (iterations or 0) >= 1, "the number of iterations, at least 1")
+    for key, off in (("max_steps", -1), ("max_time", None)):
+        found = trainer.get(key, off)
+        require_setting(f"{where}.{key}", found, found in (off, -1), f"left out: arms are equally long in {LENGTH}")
     if every is None:
         raise ConfigurationError("settings.evaluation.every_n_iterations must be given")
     modes = evaluation["modes"] or MODES
@@ -142,7 +150,7 @@ def _require_alike(found: Mapping[str, Recipe], baseline: str) -> None:
     def shared(recipe: Recipe) -> dict[str, Any]:
         config = recipe.config
         parts = {name: config[name] for name in ("evaluation", "rollout")}
-        found = flat(parts) | {"trainer.max_epochs": config["trainer"]["max_epochs"]}
+        found = flat(parts) | {LENGTH: config["trainer"]["max_epochs"]}
         return {key: value for key, value in found.items() if key != "rollout.measure_drift"}
 
     for recipe in found.values():

@@ -38,6 +38,9 @@ def run_study(comparison: Comparison, folder: Path, seeds: Sequence[int], jobs: 
     for marker in (*(job.marker for job in warm), *markers.values()):
         marker.check()
     _require_folders(markers, folder / TABLE)
+    ages, groups = comparison.study.ages, comparison.study.groups
+    print(f"{comparison.task}: {len(seeds)} seeds, each {ages[-1]} updates of training and then {len(ages)} ages with")
+    print(f"{groups} groups of the probe and {2 * groups} fresh ones; the first shows how long it takes", flush=True)
     processes = Processes(comparison.limits)
     failures = run_jobs(warm, processes, Forecast(jobs))
     failures |= {job.name: job.diverged for job in warm if job.diverged is not None}

@@ -17,6 +17,7 @@ from freshper_lightning.compare.plan import Plan
 from freshper_lightning.compare.run import TrainingJob
 from freshper_lightning.compare.stack import Recipe, digest
 from freshper_lightning.errors import ConfigurationError
+from freshper_lightning.exclusive import exclusive
 
 CHOSEN = "learning_rates.yaml"
 
@@ -94,8 +95,9 @@ def _digest(plan: Plan, recipe: Recipe) -> str:
 def write_choices(path: Path, choices: Mapping[str, Choice]) -> None:
     """Add to the file, or replace in it, the choices of these arms."""
     unfinished = path.with_suffix(".tmp")
-    OmegaConf.save({**_choices(path), **{arm: asdict(choice) for arm, choice in choices.items()}}, unfinished)
-    unfinished.replace(path)
+    with exclusive(path):
+        OmegaConf.save({**_choices(path), **{arm: asdict(choice) for arm, choice in choices.items()}}, unfinished)
+        unfinished.replace(path)
 
 
 def is_chosen(path: Path, plan: Plan, arm: str) -> bool:

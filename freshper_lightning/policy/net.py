@@ -182,13 +182,11 @@ class PolicyNet(nn.Module):
             yield name, whole(parameter)
 
 
-def require_model_folder(path: str | Path) -> None:
-    """Refuse a path that is not the folder of a Hugging Face checkpoint.
+def require_model_folder(path: str | Path, key: str = "model.path") -> None:
+    """Refuse a path that is not the folder of a Hugging Face checkpoint; ``key`` is the setting that it came from.
 
     Raises:
         ConfigurationError: There is no config.json in it.
     """
     if not (Path(path) / "config.json").is_file():
-        raise ConfigurationError(
-            f"model.path={str(path)!r} is not the folder of a Hugging Face model: no config.json in it"
-        )
+        raise ConfigurationError(f"{key}={str(path)!r} is not the folder of a Hugging Face model: no config.json in it")

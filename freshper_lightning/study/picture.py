@@ -1,6 +1,7 @@
 """The results of a study as a picture: gradients, effective sample sizes and variances over age."""
 
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 
 import matplotlib
@@ -14,7 +15,7 @@ from freshper_lightning.study.report import Run, curve, losses, runs
 from freshper_lightning.study.table import Row
 
 STYLES = ("-", "--", ":", "-.")
-"""Of seeds."""
+"""Of seeds, in turn."""
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
@@ -34,10 +35,12 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 def _gradients(axes: Axes, rows: Sequence[Row], of_task: list[Run]) -> None:
     colors = pyplot.get_cmap("tab20")
-    for run, style in zip(of_task, STYLES, strict=False):
-        _line(axes, curve(rows, run, "ceiling"), "ceiling" if style == "-" else None, "black", style, interval=False)
+    for run, style in zip(of_task, cycle(STYLES), strict=False):
+        _line(
+            axes, curve(rows, run, "ceiling"), "ceiling" if run == of_task[0] else None, "black", style, interval=False
+        )
         for index, loss in enumerate(losses(rows)):
-            label = loss if style == "-" else None
+            label = loss if run == of_task[0] else None
             # One interval stands for all: they are alike, and thirteen on top of one another hide every line.
             _line(axes, curve(rows, run, "cosine", loss), label, colors(index), style, interval=not index)
     axes.set(title=f"{of_task[0][0]}\ncosine to the fresh gradient; shaded: interval of the first loss")
@@ -46,22 +49,22 @@ def _gradients(axes: Axes, rows: Sequence[Row], of_task: list[Run]) -> None:
 
 
 def _sizes(axes: Axes, rows: Sequence[Row], of_task: list[Run]) -> None:
-    for run, style in zip(of_task, STYLES, strict=False):
+    for run, style in zip(of_task, cycle(STYLES), strict=False):
         for index, level in enumerate(LEVELS):
-            label = f"{level}, plug-in" if style == "-" else None
+            label = f"{level}, plug-in" if run == of_task[0] else None
             _line(axes, curve(rows, run, f"ess_{level}"), label, f"C{index}", style, marker="o")
-            label = f"{level}, exp(-variance)" if style == "-" else None
+            label = f"{level}, exp(-variance)" if run == of_task[0] else None
             _line(axes, curve(rows, run, f"gaussian_ess_{level}"), label, f"C{index}", style, marker="x")
     axes.set(title="effective sample size over n", ylabel="ESS / n", ylim=(0, 1.02))
     axes.legend(fontsize=7, loc="lower left")
 
 
 def _variances(axes: Axes, rows: Sequence[Row], of_task: list[Run]) -> None:
-    for run, style in zip(of_task, STYLES, strict=False):
+    for run, style in zip(of_task, cycle(STYLES), strict=False):
         for index, level in enumerate(LEVELS):
             found = {age: row for age, row in curve(rows, run, f"variance_{level}").items() if age > 0}
-            _line(axes, found, level if style == "-" else None, f"C{index}", style, marker="o")
-            if found and style == "-":
+            _line(axes, found, level if run == of_task[0] else None, f"C{index}", style, marker="o")
+            if found and run == of_task[0]:
                 first = min(found)
                 for power, shade in ((1, "0.7"), (2, "0.85")):
                     guide = [found[first].value * (age / first) ** power for age in found]

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from freshper_lightning.callbacks.evaluation import EvaluationCallback
@@ -9,6 +10,8 @@ from freshper_lightning.callbacks.parts import callback_of
 from freshper_lightning.callbacks.rollout import RolloutCallback
 from freshper_lightning.checkpoint import LAST, read_file
 from freshper_lightning.cli import lightning_cli
+from freshper_lightning.compare.provenance import code
+from freshper_lightning.exclusive import exclusive
 from freshper_lightning.policy.net import require_model_folder
 from freshper_lightning.study import report, table
 from freshper_lightning.study.episodes import HeldOutPlay
@@ -112,8 +115,10 @@ def _measure(study: Study, folder: Path, ages: Sequence[int], results: Path) -> 
     keys = [table.Key(study.how.environment.id, study.seed, age) for age in ages]
     missing = [key for key in keys if not table.has(table.read(results), key)]
     probe = study.probe() if missing else []
-    for key in missing:
-        start = time.perf_counter()
-        rows = study.rows(key, snapshot(folder, key.age), probe)
-        table.write(results, [*table.read(results), *rows])  # read again, since another seed may have been written
-        print(f"{key}: {time.perf_counter() - start:.0f} s", flush=True)
+    for number, key in enumerate(missing, 1):
+        start, made_with = time.perf_counter(), code()
+        rows = [replace(row, code=made_with) for row in study.rows(key, snapshot(folder, key.age), probe)]
+        with exclusive(results):
+            table.write(results, [*table.read(results), *rows])
+        seconds, left = time.perf_counter() - start, len(missing) - number
+        print(f"seed {key.seed}, age {key.age}: {seconds:.0f} s, {left} ages left", flush=True)

@@ -22,6 +22,8 @@ class Row:
     value: float
     low: float
     high: float
+    code: str = ""
+    """Commit that it was measured with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ def read(path: str | Path) -> list[Row]:
                 value=float(row["value"]),
                 low=float(row["low"]),
                 high=float(row["high"]),
+                code=row["code"],
             )
             for row in csv.DictReader(file)
         ]

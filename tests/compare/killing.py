@@ -21,6 +21,13 @@ class KilledOnce(ReplayCheckpointIO):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class EndsEarly(Callback):
+    """Ends the run with its first iteration, as somebody's early stopping might."""
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        trainer.should_stop = True
+
+
 class DivergesAbove(Callback):
     """Ends the run as an infinite loss would, at learning rates above a bound."""
 

@@ -147,7 +147,7 @@ def test_a_run_of_a_table_from_elsewhere_is_not_run_again(again, comparison, tmp
     [
         (lambda lines: lines[:-1], r"without the greedy evaluation of iteration 2; remove the rest of it"),
         (lambda lines: [*lines, lines[-1]], r"on_policy, seed 0, greedy, update 4 of hash more than once"),
-        (lambda lines: [*lines[:-1], lines[-1][:12]], r"evaluations\.csv, line 13 must have 12 values"),
+        (lambda lines: [*lines[:-1], lines[-1][:12]], r"evaluations\.csv, line 13 must have 13 values"),
         (lambda lines: [*lines, lines[0]], r"evaluations\.csv, line 14: seed=seed must be a number"),
         (lambda lines: [lines[0].replace(",config", ""), *lines[1:]], r"evaluations\.csv must have the columns task,"),
     ],
@@ -217,8 +217,25 @@ def test_a_report_can_be_made_of_the_table_alone(again, comparison, tmp_path):
     assert "freshper_50" not in page
     lines = [line for line in (folder / "evaluations.csv").read_text().splitlines() if "freshper_50" not in line]
     (tmp_path / "part.csv").write_text("\n".join(lines) + "\n")
+    with pytest.raises(SystemExit, match=r"--seeds=1 must not be given with --table"):
+        compare(file, tmp_path / "few", "--table", str(tmp_path / "part.csv"), "--seeds=1")
+    (tmp_path / "short.csv").write_text("\n".join((folder / "evaluations.csv").read_text().splitlines()[:-1]) + "\n")
+    with pytest.raises(SystemExit, match=r"short\.csv has on_policy, seed 0 of hash without the greedy .* iteration 2"):
+        compare(file, tmp_path / "few", "--table", str(tmp_path / "short.csv"))
     with pytest.raises(SystemExit, match=r"--arms=freshper_50 must be an arm that .*part\.csv has .*: on_policy"):
         compare(file, tmp_path / "few", "--table", str(tmp_path / "part.csv"), "--arms", "freshper_50")
+
+
+def test_a_run_that_ended_early_is_named_every_time_and_leaves_no_rows(tiny_environment, tmp_path, capsys):
+    early = {"trainer": {"callbacks": [{"class_path": "tests.compare.killing.EndsEarly"}]}}
+    file = edited(tmp_path / "compare.yaml", {"arms": {"freshper_50": {"settings": early}}})
+    for number in (2, 0):
+        with pytest.raises(SystemExit, match=r"1 failed: freshper_50, seed 0; "):
+            compare(file, tmp_path / "results", "--seeds=1")
+        said = capsys.readouterr().out
+        assert f"hash: {number} of 2 runs to do" in said
+        assert "freshper_50, seed 0: FAILED: its logs are without the sampled evaluation of iteration 2" in said
+        assert {row["arm"] for row in table(tmp_path / "results")} == {"on_policy"}
 
 
 def test_a_folder_in_use_is_left_alone(again, capsys):
@@ -240,7 +257,7 @@ def test_a_study_measures_the_policies_that_the_comparison_starts_from_and_goes_
     few["study"]["ages"] = [0, 3, 5]
     compare(edited(file, few), folder, "--study=ess", "--seeds=1")
     assert (folder / "staleness.csv").read_text().startswith(first)
-    assert "age=5" in capsys.readouterr().out
+    assert "seed 0, age 5: " in capsys.readouterr().out
     few["study"]["groups"] = 3
     with pytest.raises(SystemExit, match="groups was 2 and is 3"):
         compare(edited(file, few), folder, "--study=ess", "--seeds=1")

@@ -23,7 +23,8 @@ def rows(arm, seeds=3, task="lake", success=True):
         for index, height in enumerate(HEIGHTS[arm]):
             value = height + (seed / 100 if index == 2 else 0)
             moment = (index * 6, index, index * 100, index * 2.5)
-            found.append(Row(task, arm, seed, *moment, "sampled", value if success else None, value, "digest", "abc"))
+            share = value if success else None
+            found.append(Row(task, arm, seed, *moment, "sampled", share, value, "digest", "abc", 0.012))
     return found
 
 
@@ -111,15 +112,18 @@ def test_the_page_has_every_arm_the_censored_runs_and_those_that_are_not_there(t
     (poor,) = [line for line in lines if line.startswith("| poor | 2 |")]
     assert "≥ 200 [200, 200], 0 of 2 reached it" in poor
     (better,) = [line for line in lines if line.startswith("| good | +0.200")]
-    assert "3 above, 0 below, p 0.25" in better
+    assert "3 above, 0 below of 3, p 0.25" in better
     assert "2 to 3 seeds per arm" in page
     assert "too narrow" in page
     assert "- poor, seed 2: exit code 1" in page
+    assert "Made with code abc." in page
+    assert poor.endswith("| 0.012 | 12 | 200 | 0.1 |")
+    assert "up to 200, the fewest that a run ended with (base, seed 0)" in page
 
 
 def test_a_page_of_one_seed_has_no_intervals(tmp_path):
     page = write_report([*rows("base", 1), *rows("good", 1)], comparison(), tmp_path, {}).read_text()
-    assert "| good | +0.200, 1 above, 0 below, p 1 |" in page
+    assert "| good | +0.200, 1 above, 0 below of 1, p 1 |" in page
 
 
 def test_a_table_is_read_as_it_was_written(tmp_path):

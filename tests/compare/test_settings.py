@@ -52,6 +52,20 @@ def test_a_file_or_a_key_that_is_missing_is_named(tmp_path, tiny_environment):
         read_comparison(tmp_path / "short.yaml")
 
 
+@pytest.mark.parametrize(("content", "said"), [(b"- task", "must be keys and their values"), (b"task: \xff", "utf-8")])
+def test_a_file_that_holds_no_keys_is_refused(tmp_path, content, said):
+    (tmp_path / "compare.yaml").write_bytes(content)
+    with pytest.raises(ConfigurationError, match=rf"compare\.yaml: .*{said}"):
+        read_comparison(tmp_path / "compare.yaml")
+
+
+def test_a_model_that_is_not_there_is_refused_before_anything_runs(tiny_environment, tmp_path):
+    file = edited(tmp_path / "compare.yaml", {"model": str(tmp_path / "none")})
+    with pytest.raises(SystemExit, match=r"error: model='.*none' is not the folder of a Hugging Face model"):
+        main(["compare", "-c", str(file), "--folder", str(tmp_path / "results")])
+    assert not (tmp_path / "results").exists()
+
+
 def test_unknown_arms_and_seeds_of_the_search_are_refused(tiny_environment):
     comparison = read_comparison(TINY_COMPARISON)
     with pytest.raises(ConfigurationError, match="--arms=x must be one of on_policy, freshper_50"):
@@ -66,6 +80,12 @@ def test_unknown_arms_and_seeds_of_the_search_are_refused(tiny_environment):
 UNFIT = {
     "an unknown key": ({"arms": {"freshper_50": {"settings": {"data": {"init_args": {"taus": 1}}}}}}, "taus"),
     "a refused value": ({"settings": {"trainer": {"max_epochs": "x"}}}, "arms.on_policy: .*max_epochs"),
+    "no length": ({"settings": {"trainer": {"max_epochs": -1}}}, "trainer.max_epochs=-1 must be the number of iter"),
+    "a number of steps": (
+        {"settings": {"trainer": {"max_steps": 5}}},
+        "trainer.max_steps=5 must be left out",
+    ),
+    "a time": ({"settings": {"trainer": {"max_time": "00:01:00:00"}}}, "trainer.max_time=00:01:00:00 must be left o"),
     "no schedule": ({"settings": {"evaluation": {"every_n_iterations": None}}}, "every_n_iterations must be given"),
     "a mode that is not played": ({"settings": {"evaluation": {"modes": ["greedy"]}}}, "mode=sampled must be one of"),
     "too few evaluations": ({"final_window": 3}, "final_window=3 must be at most the evaluations of a run: 2"),
