@@ -261,10 +261,10 @@ class FreshnessCallback(Callback):
             data.buffer.prefetch(callback_of(trainer, RolloutCallback).clock)
 
     def _uses_draws(self, data: ReplayDataModule) -> bool:
-        """Whether replay is the first to train on a trajectory, and draws it with a known bias."""
-        return (
-            self.held_out is not None and data.epochs == 0 and isinstance(data.buffer.scheme, Stratified | GumbelTopK)
-        )
+        """Whether replay is the first to train on a trajectory, and draws it with a bias that is known afterwards."""
+        buffer = data.buffer
+        known = isinstance(buffer.scheme, Stratified | GumbelTopK) and not buffer.priority.rewritten
+        return self.held_out is not None and data.epochs == 0 and known
 
     def _observe_first_visits(self, trainer: Trainer, data: ReplayDataModule, visits: Sequence[_Visit]) -> None:
         ids = np.concatenate([np.empty(0, np.int64), *(visit.ids for visit in visits)])

@@ -101,6 +101,8 @@ class RolloutCallback(Callback):
         self.clock = ClockReading()
         self.drift_meter = DriftMeter(seed)
         self.environment_steps = 0
+        self.groups_begun = 0
+        """Training groups so far, after which the next ones are named, whatever ``groups`` was before a resumption."""
         self.engine: RolloutEngine | None = None
         self._collectors: list[Collector] = []
         self._learning_rate = 0.0
@@ -175,6 +177,7 @@ class RolloutCallback(Callback):
         self.clock = replace(self.clock, iteration=self.clock.iteration + 1)
         start = time.perf_counter()
         collection = self._collect(trainer, module)
+        self.groups_begun += self.groups
         scorer = _Scorer(module)
         trajectories = module.algorithm.advantages(collection.trajectories, summing(trainer), scorer)
         _warn_without_signal(trajectories)
@@ -200,13 +203,13 @@ class RolloutCallback(Callback):
             return collector.collect(plans, born=self.clock, progress=finished)
 
     def _plans(self, rank: int, world_size: int) -> list[EpisodePlan]:
-        """This rank's episodes; groups are whole on one rank and named by iteration and place."""
+        """This rank's episodes; groups are whole on one rank, and no two of a run have the same name."""
         plans = []
         for group in range(rank * self.groups // world_size, (rank + 1) * self.groups // world_size):
             instance = training_instance_seed(self.seed, self.clock.iteration, group)
             for member in range(self.group_size):
                 key = (self.seed, self.clock.iteration, group, member)
-                name = (self.clock.iteration - 1) * self.groups + group
+                name = self.groups_begun + group
                 plans.append(EpisodePlan(group=name, member=member, instance_seed=instance, sampling_key=key))
         return plans
 
@@ -274,13 +277,14 @@ class RolloutCallback(Callback):
         self.engine = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The clock and the environment steps so far."""
-        return {**asdict(self.clock), "environment_steps": self.environment_steps}
+        """The clock, and the environment steps and groups so far."""
+        return {**asdict(self.clock), "environment_steps": self.environment_steps, "groups_begun": self.groups_begun}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self.clock = clock_of(state_dict)
         self.environment_steps = state_dict["environment_steps"]
+        self.groups_begun = state_dict.get("groups_begun", self.clock.iteration * self.groups)
 
 
 def clock_of(state: Mapping[str, Any]) -> ClockReading:

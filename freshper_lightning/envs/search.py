@@ -172,10 +172,10 @@ class SearchQuestion(gymnasium.Env[str, str]):
             return self._end(move.text)
         if move is not None and move.kind == "search" and self.searches_left == 0:
             return self._end(None)
-        searching = move is not None and move.kind == "search"
         # what the last reply searches for, nobody would read
-        said = self._information(move.text) if move is not None and searching and self.turns_left > 0 else HINT
-        info: dict[str, Any] = {"valid": move is not None, "effective": searching, "success": False}
+        query = move.text if move is not None and move.kind == "search" and self.turns_left > 0 else None
+        said = HINT if query is None else self._information(query)
+        info: dict[str, Any] = {"valid": move is not None, "effective": query is not None, "success": False}
         if self.turns_left == 0:
             self.question = None
             info["scores"] = {"token_f1": 0.0}

@@ -121,8 +121,9 @@ def _compare(products: Products, sampling: Sampling) -> dict[str, Floats]:
     with np.errstate(invalid="ignore", divide="ignore"):  # a loss may have no gradient left
         norm, halves = sampling.probe.norms(products.probe), sampling.of_halves(products.fresh)
         cosines = [value / (norm * size) for value, size in zip(shared, halves, strict=True)]
-        squares = sampling.probe.expected_squares(products.probe) * sampling.between_halves(products.fresh)
-        direction = np.mean(shared, axis=0) / np.sqrt(squares)
+        # Root by root: of two estimates below 0 the product would pass for a norm.
+        own, fresh = sampling.probe.expected_squares(products.probe), sampling.between_halves(products.fresh)
+        direction = np.mean(shared, axis=0) / (np.sqrt(own) * np.sqrt(fresh))
     return {
         "cosine": np.mean(cosines, axis=0),
         "norm_ratio": norm / np.mean(halves, axis=0),

@@ -11,7 +11,15 @@ from freshper_lightning.algorithms.losses import k3
 from freshper_lightning.callbacks.freshness import FreshnessCallback, ProbeConfig, _require_finite
 from freshper_lightning.callbacks.report import read_scalars
 from freshper_lightning.errors import ConfigurationError, NumericsError
-from freshper_lightning.replay import ExponentialDecay, HeldOut, InverseDecay, LogRatios, WindowDecay
+from freshper_lightning.replay import (
+    AbsoluteAdvantage,
+    ExponentialDecay,
+    HeldOut,
+    InverseDecay,
+    LogRatios,
+    TDError,
+    WindowDecay,
+)
 from freshper_lightning.replay.schemes import WholeGroups
 from freshper_lightning.trajectory import ClockReading
 from tests.command import in_this_process
@@ -217,6 +225,13 @@ def test_pure_replay_adds_what_its_draws_see_for_the_first_time(tmp_path, model_
         visited |= set(batch.ids.tolist())
     seen = freshness.estimator.state_dict()["drawn"].numpy()
     np.testing.assert_allclose(seen[:, :4], np.array(expected), rtol=1e-6, atol=1e-9)
+
+
+def test_draws_by_priorities_that_the_visit_rewrites_are_no_witnesses():
+    freshness = FreshnessCallback(probe=PROBE)
+    freshness.held_out = HeldOut(8, "updates")
+    assert freshness._uses_draws(replay_data(epochs=0, priority=AbsoluteAdvantage()))
+    assert not freshness._uses_draws(replay_data(epochs=0, priority=TDError()))
 
 
 @pytest.mark.parametrize("lost", [-math.inf, math.nan])

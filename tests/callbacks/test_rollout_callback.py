@@ -1,4 +1,5 @@
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from freshper_lightning.callbacks.parts import callback_of
 from freshper_lightning.callbacks.replay_monitor import ReplayMonitor
 from freshper_lightning.callbacks.report import read_scalars
 from freshper_lightning.callbacks.rollout import RolloutCallback
+from freshper_lightning.checkpoint import LAST
 from freshper_lightning.rollout.collector import EnvironmentConfig
 from freshper_lightning.rollout.seeds import training_instance_seed
 from tests.loop import Recorder, fit, policy, replay_data, rollout_callback
@@ -109,6 +111,14 @@ def test_a_group_that_its_environment_lost_is_left_out_and_the_run_goes_on(tmp_p
     assert len(lost.recorder.batches) == 2 * (1 + 2) * 6
     failures = read_scalars(lost.trainer.log_dir)["rollout/failures"]
     assert sum(value for _, value in failures) == 4 * (12 - len(kept))
+
+
+def test_groups_have_names_of_their_own_though_a_resumed_run_has_fewer_per_iteration(tmp_path, model_path):
+    first = run(tmp_path, model_path, groups=4)
+    last, data = Path(first.trainer.log_dir) / "checkpoints" / LAST, replay_data()
+    fit(tmp_path, policy(model_path), data, ckpt_path=last, iterations=4, rollout=rollout_callback(groups=2))
+    groups = [item.group for item in data.buffer.get(data.buffer.ids())]
+    assert sorted(groups) == sorted([*range(12)] * 4)
 
 
 def test_updates_without_any_fresh_trajectory_are_skipped(tmp_path, model_path):

@@ -91,6 +91,7 @@ def test_the_last_reply_truncates(files, reply):
     env.step("")
     _, reward, terminated, truncated, info = env.step(reply)
     assert (reward, terminated, truncated, info["success"], info["scores"]) == (0, False, True, False, {"token_f1": 0})
+    assert not info["effective"]
 
 
 def test_an_answer_in_the_last_reply_counts(files):

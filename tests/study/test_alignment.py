@@ -52,6 +52,22 @@ def test_noise_alone_has_no_ceiling_to_speak_of():
     assert abs(top.value) < 0.1
 
 
+def test_a_norm_that_noise_hides_makes_no_direction_though_both_are_hidden():
+    hidden = set()
+    for seed in range(12):
+        probe, fresh = (
+            noisy(torch.zeros(PARAMETERS), GROUPS, seed),
+            noisy(torch.zeros(PARAMETERS), 2 * GROUPS, seed + 50),
+        )
+        found = Products(products(probe, probe), products(probe, fresh), products(fresh, fresh))
+        once = Draws.once(GROUPS)
+        own = float(once.expected_squares(found.probe)[0])
+        between = float(once.between(found.fresh[:GROUPS, GROUPS:], once)[0])
+        hidden.add((own < 0, between < 0))
+        assert np.isnan(comparison().of_loss(found)["direction"].value) == (own < 0 or between < 0)
+    assert (True, True) in hidden
+
+
 def test_norms_are_those_of_the_sum_and_resampling_adds_no_noise_to_them():
     gradients = noisy(torch.zeros(PARAMETERS), GROUPS, seed=3)
     own = products(gradients, gradients)
