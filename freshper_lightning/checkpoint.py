@@ -116,10 +116,22 @@ def save_last_good(trainer: Trainer, loader: IterationLoader) -> Path:
     unfinished = progress.current.completed % trainer.accumulate_grad_batches
     for counts in (progress.current, progress.total):
         counts.completed -= unfinished
+        counts.reset_on_restart()  # else the batch that broke counts as begun, in this file and in all later ones
     loader.rewind(progress.current.completed)
     path = _folder(trainer) / LAST_GOOD
     trainer.save_checkpoint(path)
     return path
+
+
+def nothing_new_to_save(trainer: Trainer) -> None:
+    """Tell ModelCheckpoint that what a run starts from is saved already.
+
+    A resumed run would otherwise save again where the step of its checkpoint is due: inside its first optimizer batch,
+    in the place of the file that it came from.
+    """
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, ModelCheckpoint):
+            callback._last_global_step_saved = trainer.global_step
 
 
 def save_end(trainer: Trainer) -> None:

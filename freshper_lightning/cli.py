@@ -16,11 +16,13 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.plugins.io import CheckpointIO
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf.errors import OmegaConfBaseException
 
 from datamodules.demonstrations import DemonstrationsDataModule
 from datamodules.replay import ReplayDataModule
 from freshper_lightning import commands
+from freshper_lightning.callbacks.checks import check_checkpoint
 from freshper_lightning.callbacks.evaluation import EvaluationCallback
 from freshper_lightning.callbacks.freshness import FreshnessCallback
 from freshper_lightning.callbacks.progress import LoopProgress
@@ -104,6 +106,8 @@ class FreshperCLI(LightningCLI):
             super().instantiate_classes()
         except (ValueError, MisconfigurationException) as error:
             raise ConfigurationError(refusal(str(error))) from error
+        if path is not None:
+            check_checkpoint(self.trainer, path, fitting=self.subcommand == "fit")
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Make the trainer; checkpoints are written by ReplayCheckpointIO unless the user names another plugin."""
@@ -162,8 +166,9 @@ def _with_lists(options: Sequence[str]) -> list[str]:
 
 
 def _run_lightning(arguments: list[str] | None) -> None:
-    cli = lightning_cli(arguments)
-    if cli.trainer.received_sigterm:  # Lightning ends such a run as if it had finished
+    try:
+        lightning_cli(arguments)
+    except SIGTERMException:  # Lightning's own exit code is that of a run that has finished
         sys.exit(128 + signal.SIGTERM)
 
 

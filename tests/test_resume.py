@@ -8,7 +8,10 @@ import torch
 
 from freshper_lightning.callbacks.report import read_scalars
 from freshper_lightning.checkpoint import LAST, side_files
+from freshper_lightning.errors import ConfigurationError
+from freshper_lightning.policy.net import PolicyNet
 from tests.command import in_another_process, in_this_process
+from tests.loop import fit, policy, replay_data
 
 SAVE_AT_END = "--trainer.callbacks+=tests.command.SaveAtEnd"
 
@@ -114,6 +117,51 @@ def test_a_run_may_be_killed_more_than_once(tmp_path, monkeypatch, model_path, u
         monkeypatch, model_path, tmp_path, SAVE_AT_END, trigger, f"--ckpt_path={folder / 'epoch=2-step=16.ckpt'}"
     )
     assert_ended_alike(tmp_path, uninterrupted)
+
+
+def test_a_run_of_several_micro_batches_saves_between_optimizer_batches_only_and_goes_on_again(
+    tmp_path, monkeypatch, model_path
+):
+    """The step of the checkpoint that it resumes from is due again, until the first update is over."""
+    whole, twice, halves = tmp_path / "whole", tmp_path / "twice", "--trainer.accumulate_grad_batches=2"
+    in_this_process(monkeypatch, model_path, whole, SAVE_AT_END, halves)
+    trigger, folder, resume = "--checkpoint.every_n_train_steps=4", twice / "run" / "checkpoints", ()
+    for _ in range(2):
+        killed = in_another_process(model_path, twice, trigger, halves, killing(after=1), *resume)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        resume = (f"--ckpt_path={folder / LAST}",)
+    assert (folder / LAST).resolve().name == "epoch=1-step=8.ckpt"
+    in_this_process(monkeypatch, model_path, twice, SAVE_AT_END, trigger, halves, *resume)
+    assert_ended_alike(twice, whole)
+
+
+def test_a_run_that_is_told_to_end_does_not_pass_for_a_finished_one(tmp_path, model_path):
+    told = in_another_process(model_path, tmp_path, "--trainer.callbacks+=tests.command.TermsItself")
+    assert told.returncode == 128 + signal.SIGTERM, told.stderr
+
+
+REFUSED = {
+    "a length in steps": ({"max_steps": 9}, r"trainer\.max_steps=9 must be -1 where a run is resumed.*max_epochs"),
+    "two ranks": ({"devices": 2, "strategy": "ddp"}, r"ckpt_path=.* must be loaded on one rank, not on .* = 2"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_would_resume_as_something_else_is_refused(tmp_path, monkeypatch, model_path, what):
+    fields, message = REFUSED[what]
+    in_this_process(monkeypatch, model_path, tmp_path, "--trainer.max_epochs=1")
+    last = tmp_path / "run" / "checkpoints" / LAST
+    options = [f"--trainer.{key}={value}" for key, value in fields.items()]
+    monkeypatch.setattr(PolicyNet, "from_pretrained", lambda *_, **__: pytest.fail("a model was loaded"))
+    with pytest.raises(SystemExit, match=message):
+        in_this_process(monkeypatch, model_path, tmp_path, *options, f"--ckpt_path={last}")
+
+
+def test_a_trainer_of_several_steps_is_refused_without_the_command_line_as_well(tmp_path, model_path):
+    fit(tmp_path, policy(model_path), replay_data(), iterations=1)
+    last = tmp_path / "run" / "checkpoints" / LAST
+    with pytest.raises(ConfigurationError, match=r"trainer\.max_steps=9 must be -1"):
+        fit(tmp_path, policy(model_path), replay_data(), ckpt_path=last, max_steps=9)
 
 
 def test_a_run_killed_while_it_writes_resumes_from_the_checkpoint_before(

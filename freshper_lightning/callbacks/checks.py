@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lightning import Trainer
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, OnExceptionCheckpoint
 from transformers import AutoConfig, AutoTokenizer
 
 from datamodules.replay import ReplayDataModule
@@ -123,17 +124,47 @@ def _check_trainer(trainer: Trainer) -> None:
             f"trainer.precision={trainer.precision} must be one of {', '.join(PRECISIONS)}: others round what"
             " trajectories are stored with, or skip updates whose scaled loss overflows"
         )
-    if trainer.ckpt_path is not None and trainer.world_size > 1:
+    callbacks: list[object] = getattr(trainer, "callbacks", [])
+    if any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks):
         raise ConfigurationError(
-            f"ckpt_path={trainer.ckpt_path!r} cannot be resumed on {trainer.world_size} ranks: a checkpoint holds the"
-            " replay buffer of the first rank only; use one rank"
+            "trainer.callbacks must not have a GradientAccumulationScheduler: an iteration has the same number of"
+            " micro-batches throughout a run; trainer.accumulate_grad_batches sets it"
         )
+    _check_checkpoints(trainer)
+
+
+def _check_checkpoints(trainer: Trainer) -> None:
     for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, OnExceptionCheckpoint) or getattr(callback, "save_on_exception", False):
+            raise ConfigurationError(
+                f"{type(callback).__name__} must not save on exceptions (save_on_exception), which come in the middle"
+                " of an update or a rollout: checkpoint.every_n_train_steps saves between updates, and a run that"
+                " becomes NaN leaves last_good.ckpt"
+            )
         if getattr(callback, "_train_time_interval", None) is not None and trainer.accumulate_grad_batches > 1:
             raise ConfigurationError(
                 "checkpoint.train_time_interval must be null where trainer.accumulate_grad_batches="
                 f"{trainer.accumulate_grad_batches}: it could save inside an optimizer batch; use every_n_train_steps"
             )
+
+
+def check_checkpoint(trainer: Trainer, path: object, fitting: bool) -> None:
+    """Refuse to load the checkpoint at ``path`` where that would not give what it was saved from.
+
+    Raises:
+        ConfigurationError: There are several ranks, or training would go on by a number of steps.
+    """
+    ranks = max(trainer.world_size, trainer.num_devices * trainer.num_nodes)
+    if ranks > 1:
+        raise ConfigurationError(
+            f"ckpt_path={path!r} must be loaded on one rank, not on trainer.devices x trainer.num_nodes = {ranks}: a"
+            " checkpoint holds the replay buffer of the first rank only"
+        )
+    if fitting and trainer.max_steps != -1:
+        raise ConfigurationError(
+            f"trainer.max_steps={trainer.max_steps} must be -1 where a run is resumed: Lightning would collect an"
+            " iteration and train on part of it; trainer.max_epochs is the length in iterations"
+        )
 
 
 def _check_order(trainer: Trainer, rollout: "RolloutCallback") -> None:

@@ -84,6 +84,10 @@ class ReplayMonitor(Callback):
         self._current = _OptimizerBatch()
         self._started = self._seconds_updating = 0.0
 
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Forget an iteration that a run before this one was told to stop in; a resumed one does not come here."""
+        self.bank = MetricBank()
+
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Start the clock of the update."""
         self._started = time.perf_counter()

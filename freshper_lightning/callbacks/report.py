@@ -72,8 +72,9 @@ def _evaluation(trainer: Trainer) -> list[tuple[str, str]]:
         shares = [_with_interval(m[success], evaluation.episodes) for m in moments if success in m]
         if shares:
             rows.append((f"success, {mode}", f"{_before_after(shares)} ({evaluation.episodes} held-out episodes)"))
-        if any(m[score] != m.get(success) for m in moments):
-            rows.append((f"return, {mode}", _before_after([f"{m[score]:.3f}" for m in moments])))
+        returns = [m for m in moments if score in m]  # a resumed run may play modes that the one before did not
+        if any(m[score] != m.get(success) for m in returns):
+            rows.append((f"return, {mode}", _before_after([f"{m[score]:.3f}" for m in returns])))
     return rows
 
 

@@ -10,18 +10,19 @@ from typing import Any, get_args
 
 import torch
 from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from transformers import AutoTokenizer
 
 from datamodules.epoch import Preparation
 from datamodules.replay import Measure, ReplayDataModule
-from freshper_lightning.callbacks.checks import check_configuration
+from freshper_lightning.callbacks.checks import check_checkpoint, check_configuration
 from freshper_lightning.callbacks.critic import Visits, priorities_at_collection
 from freshper_lightning.callbacks.drift import DriftMeter
 from freshper_lightning.callbacks.metrics import log_scalars
 from freshper_lightning.callbacks.parts import data_module, policy_module, replay_data, summary_writers, summing
 from freshper_lightning.callbacks.progress import LoopProgress
-from freshper_lightning.checkpoint import save_end, save_last_good
+from freshper_lightning.checkpoint import nothing_new_to_save, save_end, save_last_good
 from freshper_lightning.errors import NonFiniteError
 from freshper_lightning.policy.module import PolicyModule
 from freshper_lightning.policy.packing import TrajectoryBatch
@@ -159,11 +160,12 @@ class RolloutCallback(Callback):
         return self.engine
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Have an iteration begun where a run resumes from the last batch of the one before.
+        """Have an iteration begun where a run resumes from the last batch of the one before, and nothing saved twice.
 
         Lightning takes such a checkpoint for one from the middle of an epoch and would not call
         :meth:`on_train_epoch_start`.
         """
+        nothing_new_to_save(trainer)
         loop = trainer.fit_loop
         if loop.epoch_loop.restarted_on_train_batch_end and loop.epoch_loop.batch_progress.is_last_batch:
             loop.reset_restart_stage()
@@ -276,6 +278,10 @@ class RolloutCallback(Callback):
             self.engine.close()
         self.engine = None
 
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """See :func:`check_checkpoint`; the command line asks it before a model is loaded."""
+        check_checkpoint(trainer, trainer.ckpt_path, trainer.state.fn == TrainerFn.FITTING)
+
     def state_dict(self) -> dict[str, Any]:
         """The clock, and the environment steps and groups so far."""
         return {**asdict(self.clock), "environment_steps": self.environment_steps, "groups_begun": self.groups_begun}
@@ -329,7 +335,8 @@ def _warn_without_signal(trajectories: list[Trajectory]) -> None:
 def summarize(collection: Collection, total: Callable[[Tensor], Tensor]) -> dict[str, float]:
     """Means over the episodes of all ranks; ``total`` sums a float64 tensor over ranks.
 
-    ``success`` is the share of the episodes whose environment gives a verdict, and is not there where none does.
+    ``success`` is the share of the episodes that succeeded, and is not there where no episode has a verdict. One that
+    was cut off ahead of its verdict has failed.
     """
     episodes = collection.trajectories
     sums = {
@@ -337,6 +344,7 @@ def summarize(collection: Collection, total: Callable[[Tensor], Tensor]) -> dict
         "return": sum(t.episode_return for t in episodes),
         "successes": sum(t.success is True for t in episodes),
         "verdicts": sum(t.success is not None for t in episodes),
+        "undecided": sum(t.success is None and t.truncated for t in episodes),
         "turns": sum(t.num_turns for t in episodes),
         "sampled_tokens": sum(t.num_sampled for t in episodes),
         "length": sum(t.num_tokens for t in episodes),
@@ -353,7 +361,7 @@ def summarize(collection: Collection, total: Callable[[Tensor], Tensor]) -> dict
     means = ("return", "turns", "sampled_tokens", "length", "truncated")
     summary = {name: of[name] / max(of["episodes"], 1.0) for name in means}
     if of["verdicts"]:
-        summary["success"] = of["successes"] / of["verdicts"]
+        summary["success"] = of["successes"] / (of["verdicts"] + of["undecided"])
     return summary | {
         "valid_actions": of["valid"] / max(of["steps"], 1.0),
         "effective_actions": of["effective"] / max(of["steps"], 1.0),

@@ -176,9 +176,9 @@ class SearchQuestion(gymnasium.Env[str, str]):
         query = move.text if move is not None and move.kind == "search" and self.turns_left > 0 else None
         said = HINT if query is None else self._information(query)
         info: dict[str, Any] = {"valid": move is not None, "effective": query is not None, "success": False}
+        info["scores"] = {"token_f1": 0.0}
         if self.turns_left == 0:
             self.question = None
-            info["scores"] = {"token_f1": 0.0}
         left = f"Searches left: {self.searches_left}\nReplies left: {self.turns_left}"
         return f"{said}\n{left}", 0.0, False, self.question is None, info
 

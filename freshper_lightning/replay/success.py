@@ -35,19 +35,19 @@ class SuccessRates:
 
     @staticmethod
     def counted(trajectories: Iterable[Trajectory]) -> "SuccessRates":
-        """Rates over some trajectories.
+        """Rates over some trajectories; one that was cut off ahead of its verdict has failed.
 
         Raises:
-            ValueError: A trajectory has no verdict.
+            ValueError: A trajectory has come to its end without a verdict.
         """
         rates = SuccessRates()
         for item in trajectories:
-            if item.success is None:
+            if item.success is None and not item.truncated:
                 raise ValueError(
                     f"a success rate needs the environment's verdict, which member {item.member} of group {item.group}"
                     f" of task {item.task!r} does not have"
                 )
-            rates.add(prompt_of(item), float(item.success), 1.0)
+            rates.add(prompt_of(item), float(item.success or 0), 1.0)
         return rates
 
     def add(self, prompt: Prompt, successes: float, trials: float) -> None:

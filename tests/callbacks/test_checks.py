@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
 
 from datamodules.demonstrations import DemonstrationsDataModule
@@ -166,6 +166,21 @@ def test_lines_of_progress_need_an_interval():
             {},
             {"accumulate_grad_batches": 2, "checkpoint": ModelCheckpoint(train_time_interval=timedelta(seconds=1))},
             r"checkpoint\.train_time_interval must be null where trainer\.accumulate_grad_batches=2",
+        ),
+        (
+            {},
+            {"checkpoint": ModelCheckpoint(save_on_exception=True)},
+            r"ModelCheckpoint must not save on exceptions .*every_n_train_steps",
+        ),
+        (
+            {},
+            {"extra": (OnExceptionCheckpoint("somewhere"),)},
+            "OnExceptionCheckpoint must not save on exceptions",
+        ),
+        (
+            {},
+            {"extra": (GradientAccumulationScheduler({0: 1, 4: 2}),)},
+            r"must not have a GradientAccumulationScheduler.*trainer\.accumulate_grad_batches",
         ),
     ],
 )

@@ -5,10 +5,11 @@ import torch
 from freshper_lightning.callbacks.evaluation import EvaluationCallback
 from freshper_lightning.callbacks.parts import callback_of
 from freshper_lightning.callbacks.report import read_scalars
-from freshper_lightning.callbacks.rollout import RolloutCallback
-from freshper_lightning.rollout.collector import Collector, EnvironmentConfig
+from freshper_lightning.callbacks.rollout import RolloutCallback, summarize
+from freshper_lightning.rollout.collector import Collection, Collector, EnvironmentConfig
 from freshper_lightning.rollout.seeds import training_instance_seed
 from tests.loop import HashScore, fit, policy, replay_data, rollout_callback, trainer
+from tests.replay.builders import make_trajectory
 
 
 @pytest.fixture
@@ -78,6 +79,13 @@ def test_metrics_are_means_over_the_episodes_that_were_played(tmp_path, model_pa
         "evaluation/sampled/valid_actions": pytest.approx(1 - sum(item.invalid_turns for item in items) / turns),
         "evaluation/sampled/failures": 0.0,
     }
+
+
+def test_an_episode_that_was_cut_off_ahead_of_its_verdict_has_failed():
+    verdicts = [(True, False), (False, False), (None, True), (None, True)]
+    items = [make_trajectory(success=success, truncated=truncated) for success, truncated in verdicts]
+    assert summarize(Collection(items), lambda sums: sums)["success"] == 0.25
+    assert "success" not in summarize(Collection(items[2:]), lambda sums: sums)
 
 
 class Measuring(HashScore):

@@ -7,7 +7,7 @@ from torch.utils.tensorboard.writer import SummaryWriter
 from freshper_lightning.callbacks.evaluation import EvaluationCallback
 from freshper_lightning.callbacks.parts import callback_of
 from freshper_lightning.callbacks.progress import LoopProgress
-from freshper_lightning.callbacks.report import Report, read_scalars
+from freshper_lightning.callbacks.report import Report, _evaluation, read_scalars
 from tests.loop import fit, policy, replay_data
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -45,6 +45,17 @@ def test_the_table_shows_success_before_and_after(reported):
         assert f"{100 * before:.1f} %" in said.split("before")[0]
         assert f"{100 * after:.1f} %" in said.split("before")[1]
         assert "8 held-out episodes" in said
+
+
+def test_a_mode_that_the_run_before_did_not_play_is_shown_as_far_as_it_is_known(reported):
+    _, run = reported
+    evaluation = callback_of(run, EvaluationCallback)
+    first = {name: value for name, value in evaluation.first.items() if "greedy" in name}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluation, "first", first)
+        names = dict(_evaluation(run))
+    assert "before" not in names["success, sampled"]
+    assert "before" in names["success, greedy"]
 
 
 def test_the_table_shows_steps_share_of_replay_and_effective_sizes(reported):

@@ -50,7 +50,7 @@ def test_a_search_shows_pages_as_information_and_counts(files):
     assert lines[2] == PAGES[1].partition("\n")[2][:60]
     assert lines[3:] == ["</information>", "Searches left: 3", "Replies left: 5"]
     assert (reward, terminated, truncated) == (0.0, False, False)
-    assert info == {"valid": True, "effective": True, "success": False}
+    assert info == {"valid": True, "effective": True, "success": False, "scores": {"token_f1": 0.0}}
 
 
 def test_a_search_without_a_hit_says_so(files):
@@ -75,14 +75,14 @@ def test_a_thought_alone_is_a_valid_turn_without_effect(files):
     observation, reward, terminated, truncated, info = started(files).step("<think>Hm.</think>")
     assert observation == f"{HINT}\nSearches left: 4\nReplies left: 5"
     assert (reward, terminated, truncated) == (0.0, False, False)
-    assert info == {"valid": True, "effective": False, "success": False}
+    assert info == {"valid": True, "effective": False, "success": False, "scores": {"token_f1": 0.0}}
 
 
 def test_an_invalid_reply_costs_its_turn_and_nothing_else(files):
     observation, reward, terminated, truncated, info = started(files).step("December 1972")
     assert observation == f"{HINT}\nSearches left: 4\nReplies left: 5"
     assert (reward, terminated, truncated) == (0.0, False, False)
-    assert info == {"valid": False, "effective": False, "success": False}
+    assert info == {"valid": False, "effective": False, "success": False, "scores": {"token_f1": 0.0}}
 
 
 @pytest.mark.parametrize("reply", ["", "<think>Hm.</think>", search()])

@@ -129,6 +129,8 @@ def test_nan_leaves_a_checkpoint_of_the_last_good_update_that_resumes(broken, mo
     saved = torch.load(path, weights_only=True)
     assert all(torch.equal(saved["state_dict"][name], value) for name, value in module.state_dict().items())
     assert saved["callbacks"]["RolloutCallback"]["updates"] == 2
+    for counts in ("current", "total"):
+        assert set(saved["loops"]["fit_loop"]["epoch_loop.batch_progress"][counts].values()) == {4}
     recorder, again, restored = Recorder(), policy(model_path, scheduler=slower), replay_data(replay_updates=1)
     options = {"extra": (recorder,), "accumulate_grad_batches": 2, "ckpt_path": path}
     trainer = fit(folder / "resumed", again, restored, **options)

@@ -139,6 +139,12 @@ def test_learnability_without_a_verdict_is_an_error_and_nothing_is_counted():
         Learnability().base(make_trajectory(success=True))
 
 
+def test_learnability_counts_an_episode_that_was_cut_off_ahead_of_its_verdict_as_failed():
+    buffer = make_buffer(priority=Learnability(eps=0.0))
+    ids = buffer.add([make_trajectory(success=True), make_trajectory(success=None, truncated=True)], START)
+    assert buffer.bases(ids).tolist() == pytest.approx([1 / 4, 1 / 4])
+
+
 def number_of_turns(trajectory):
     return trajectory.num_turns
 
