@@ -174,11 +174,6 @@ def test_lines_of_progress_need_an_interval():
         ),
         (
             {},
-            {"extra": (OnExceptionCheckpoint("somewhere"),)},
-            "OnExceptionCheckpoint must not save on exceptions",
-        ),
-        (
-            {},
             {"extra": (GradientAccumulationScheduler({0: 1, 4: 2}),)},
             r"must not have a GradientAccumulationScheduler.*trainer\.accumulate_grad_batches",
         ),
@@ -192,6 +187,11 @@ def test_a_trainer_that_would_train_something_else_is_refused(tmp_path, model_pa
         run.callbacks.insert(0, EvaluationCallback(episodes=1))
     with pytest.raises(ConfigurationError, match=message):
         run.fit(policy(model_path), datamodule=replay_data())
+
+
+def test_a_saver_on_exceptions_is_refused(tmp_path, model_path):
+    with pytest.raises(ConfigurationError, match="OnExceptionCheckpoint must not save on exceptions"):
+        fit(tmp_path, policy(model_path), replay_data(), extra=(OnExceptionCheckpoint(tmp_path / "saved"),))
 
 
 def test_an_engine_that_is_not_installed_is_refused(tmp_path, model_path, monkeypatch):
