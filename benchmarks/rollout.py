@@ -120,6 +120,7 @@ def main() -> None:
     parser.add_argument("--table", type=Path, default=Path("docs/results/rollout.csv"))
     parser.add_argument("--page", type=Path, default=Path("docs/tasks.md"), help="where the table is put")
     options = parser.parse_args()
+    rows.require_own_table(options, parser, "turns", "max_tokens")
     config = EngineConfig(options.engine, max_model_len=1024, max_batch_size=ENVIRONMENTS, kv_cache_mib=1024)
     engine = build_engine(config, options.model, seed=0, device="cpu")
     weights = list(AutoModelForCausalLM.from_pretrained(options.model).named_parameters())

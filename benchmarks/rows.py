@@ -1,6 +1,7 @@
 """Dataclasses as rows of a CSV file."""
 
 import csv
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -26,6 +27,18 @@ def _value(text: str, kind: object) -> Any:
     if kind is int:
         return int(text)
     return float(text) if text else None
+
+
+def require_own_table(options: Namespace, parser: ArgumentParser, *keys: str) -> None:
+    """Refuse to put rows that were measured with other settings into the table of those with the default ones.
+
+    Raises:
+        SystemExit: One of the keys is not at its default, and ``table`` is.
+    """
+    for key in keys:
+        if getattr(options, key) != parser.get_default(key) and options.table == parser.get_default("table"):
+            name = key.replace("_", "-")
+            parser.error(f"--{name}={getattr(options, key)} is not what {options.table} is of; give another --table")
 
 
 def write(path: Path, rows: Sequence[Any]) -> None:

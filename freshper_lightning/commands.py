@@ -16,6 +16,7 @@ from freshper_lightning.policy.gguf import SMOLLM2_MODULE, SavedPrecision, bundl
 from freshper_lightning.policy.lora import LoraSettings
 from freshper_lightning.policy.net import PolicyNet
 from freshper_lightning.policy.tiny import TinySpec, build_tiny, train_tokenizer
+from freshper_lightning.replacing import replacing
 from freshper_lightning.retrieval import build_index
 
 
@@ -73,7 +74,12 @@ def export(checkpoint: str, model: str, path: str) -> None:
     if content.get("lora") is not None:
         net.add_adapters(LoraSettings(**content["lora"]))
         state = {**net.state_dict(), **state}
-    net.load_state_dict(state)
+    try:
+        net.load_state_dict(state)
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"model={model!r} is not what the run of checkpoint={checkpoint!r} started from: {error}"
+        ) from error
     export_policy(net, model, path)
     print(f"Hugging Face checkpoint in {path}")
 
@@ -85,7 +91,9 @@ def smollm2(path: str, dtype: SavedPrecision = "float32") -> None:
         path: Folder to write to; 540 MB in float32.
         dtype: Precision of the weights on disk.
     """
-    convert_gguf(bundled_gguf(SMOLLM2_MODULE), path, dtype)
+    file = bundled_gguf(SMOLLM2_MODULE)
+    with replacing(path, lambda folder: (folder / "config.json").is_file(), "a model") as folder:
+        convert_gguf(file, folder, dtype)
     print(f"SmolLM2-135M-Instruct as a Hugging Face checkpoint in {path}")
 
 

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -15,6 +16,10 @@ from freshper_lightning.replay import write_state
 
 ROOT = Path(__file__).parent.parent
 TINY = Path(__file__).parent / "data" / "tiny.yaml"
+PATIENCE = 900
+"""Seconds that a process of a test which trains may take, on a machine that has much else to do."""
+WAIT = 300
+"""Seconds that a test waits for one thing to happen in a process."""
 
 
 class KillingCheckpointIO(ReplayCheckpointIO):
@@ -52,9 +57,18 @@ def in_another_process(model: Path, runs: Path, *arguments: str, command: str = 
         env=os.environ | environment(model, runs) | threads,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
     )
+
+
+def wait_until(condition, goes_on=lambda: True) -> None:
+    """Returns when ``condition`` holds; an error where it does not in time, or where what is waited for has ended."""
+    deadline = time.monotonic() + WAIT
+    while not condition():
+        assert goes_on(), "what was waited for has ended before it came to that"
+        assert time.monotonic() < deadline, f"what was waited for has not come in {WAIT} s"
+        time.sleep(0.05)
 
 
 class TermsItself(Callback):

@@ -3,8 +3,13 @@ import os
 import warnings
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.loop import tiny_model
+
+# On shared machines what a test says does not depend on how long an example takes.
+settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared")
 
 
 @pytest.fixture(scope="session")

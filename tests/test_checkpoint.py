@@ -110,11 +110,3 @@ def test_no_checkpoint_is_there_before_its_buffer_is(tmp_path):
         io.save_checkpoint({"ReplayDataModule": {"buffer": lambda: 0}}, other)
     assert not other.exists()
     assert not side_files(other)
-
-
-def test_a_file_holds_the_old_content_until_the_new_is_whole(tmp_path):
-    path = tmp_path / "x"
-    write_state({"a": 1}, path)
-    with pytest.raises(AttributeError, match="pickle"):
-        write_state({"a": lambda: 0}, path)
-    assert torch.load(path, weights_only=True) == {"a": 1}

@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -221,9 +222,22 @@ def test_fit_then_validate_and_test_play_the_same_evaluation(capsys, monkeypatch
         in_this_process(monkeypatch, model_path, folder, *arguments, command=command)
         again = read_scalars(folder / "run")
         tags = [tag for tag in scalars if tag.startswith("evaluation/")]
-        assert len(tags) == 11
+        assert len(tags) == 12
         for tag in tags:
             assert again[tag] == scalars[tag][-1:], tag
+
+
+def test_without_a_checkpoint_the_policy_that_a_run_starts_from_is_played_and_the_result_printed(
+    capsys, monkeypatch, model_path, tmp_path
+):
+    in_this_process(monkeypatch, model_path, tmp_path, "--trainer.max_epochs=1")
+    first = read_scalars(tmp_path / "run")["evaluation/sampled/return"][0][1]
+    capsys.readouterr()
+    in_this_process(monkeypatch, model_path, tmp_path / "test", "--report.enabled=true", command="test")
+    assert read_scalars(tmp_path / "test" / "run")["evaluation/sampled/return"] == [(0, first)]
+    said = capsys.readouterr().out
+    assert re.search(r"^success, sampled +\d+\.\d % \[", said, re.MULTILINE)
+    assert f"{first:.3f}" in said
 
 
 def test_the_package_runs_as_a_module():

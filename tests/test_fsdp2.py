@@ -10,7 +10,7 @@ import torch
 from freshper_lightning.algorithms.ess import ess_ratio
 from freshper_lightning.policy.net import PolicyNet
 from freshper_lightning.trajectory import Transcript
-from tests.command import ROOT
+from tests.command import PATIENCE, ROOT
 from tests.policy.transcripts import alone
 from tests.sharded_run import run
 
@@ -22,7 +22,9 @@ def on_two_ranks(model_path, folder, draw, lost):
     arguments = map(str, (model_path, folder, RANKS, draw, lost))
     command = [sys.executable, "-m", "tests.sharded_run", *arguments]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return [torch.load(folder / f"rank{rank}_of_{RANKS}.pt", weights_only=True) for rank in range(RANKS)]
 

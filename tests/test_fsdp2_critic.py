@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from tests.command import ROOT
+from tests.command import PATIENCE, ROOT
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def seen(tmp_path_factory, model_path):
         environment = {name: value for name, value in os.environ.items() if name != "PL_GLOBAL_SEED"}
         environment |= {"OMP_NUM_THREADS": "1"}
         done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
         )
         assert done.returncode == 0, done.stderr[-3000:]
     return [

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from tests.command import ROOT
+from tests.command import PATIENCE, ROOT
 from tests.sharded_freshness import RANKS
 
 
@@ -16,7 +16,9 @@ def ranks(tmp_path_factory, model_path):
     folder = tmp_path_factory.mktemp("sharded")
     command = [sys.executable, "-m", "tests.sharded_freshness", str(model_path), str(folder)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(RANKS)]
 

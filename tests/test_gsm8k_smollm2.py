@@ -26,7 +26,6 @@ from tests.questions import write_questions
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
 ROOT = Path(__file__).parents[1]
-GSM8K = ROOT.parent / "shared" / "data"
 CONFIGS = ("base", "methods/freshper", "gsm8k_smollm2")
 TEMPERATURE = 0.8
 EPISODES_PER_ITERATION = 16
@@ -44,8 +43,9 @@ class Run(NamedTuple):
 
 
 def questions(folder: Path, name: str, seeds: range) -> Path:
-    """The first questions of GSM8K where they lie beside the repository, and arithmetic in their form elsewhere."""
-    return next(GSM8K.glob(f"gsm8k_{name}_*.jsonl"), None) or write_questions(folder / f"{name}.jsonl", seeds)
+    """The questions that GSM8K_TRAIN or GSM8K_TEST names, and without these variables arithmetic in their form."""
+    given = os.environ.get(f"GSM8K_{name.upper()}")
+    return Path(given) if given else write_questions(folder / f"{name}.jsonl", seeds)
 
 
 def freshper(*arguments: object, **environment: object) -> str:

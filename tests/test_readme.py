@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from freshper_lightning.policy.tiny import TinySpec, build_tiny, byte_tokenizer
+from tests.command import PATIENCE, ROOT
 
-ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
@@ -22,7 +22,8 @@ def block(title):
 
 def freshper(folder, *arguments):
     script = Path(sys.executable).parent / "freshper"
-    done = subprocess.run([script, *arguments], cwd=folder, capture_output=True, text=True, timeout=180, check=False)
+    command = [script, *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

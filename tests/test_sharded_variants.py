@@ -9,7 +9,7 @@ import torch
 
 from freshper_lightning.policy.lora import is_adapter
 from freshper_lightning.policy.net import PolicyNet
-from tests.command import ROOT
+from tests.command import PATIENCE, ROOT
 
 RANKS = 2
 
@@ -27,7 +27,9 @@ def in_processes(model_path, folder, ranks, *variants):
     """Each variant in fresh processes, where nothing else has used the random state that adapters start from."""
     command = [sys.executable, "-m", "tests.sharded_variants", str(model_path), str(folder), str(ranks), *variants]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
 
 

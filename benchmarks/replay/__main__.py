@@ -22,6 +22,7 @@ from benchmarks.replay.payload import Payload, make_batches
 from benchmarks.replay.stopwatch import Effort, Stopwatch, quartiles
 from benchmarks.replay.table import MemoryRow, Results, Row
 from benchmarks.replay.targets import targets
+from benchmarks.rows import require_own_table
 
 SIZES = (1_000, 10_000, 50_000, 200_000, 1_000_000)
 LONG, SHORT = Payload(512), Payload(128)
@@ -59,7 +60,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=Effort.budget, help="seconds for the repetitions")
     parser.add_argument("--limit", type=float, default=Effort.limit, help="seconds that one repetition may take")
     parser.add_argument("--memory-tokens", type=int, default=ALL_TOKENS, help="tokens in a buffer that is weighed")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    require_own_table(options, parser, "repetitions", "budget", "limit", "memory_tokens")
+    return options
 
 
 def _measured(size: int, name: str, options: argparse.Namespace) -> list[Row]:

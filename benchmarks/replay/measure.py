@@ -25,6 +25,8 @@ FILLING, ADD, UPDATE, DRAW, READ, DECAY, DECAY_DRAW, SAVE, LOAD = OPERATIONS = (
     "load",
 )
 BYTES = "bytes"
+SCRATCH = Path("runs/bench_replay")
+"""For buffers that are saved and loaded: on the disk that runs are on."""
 _ADDS_BEFORE_FULL = 20
 
 
@@ -38,7 +40,8 @@ def measure(make: Make, size: int, batches: Sequence[Batch], effort: Effort) -> 
     watch.rounds(lambda: _round(contender, watch, random))
     if isinstance(contender, Saving):
         few = Stopwatch(replace(effort, warm_up=1, repetitions=min(effort.repetitions, 7)))
-        with tempfile.TemporaryDirectory(dir=".") as folder:
+        SCRATCH.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=SCRATCH) as folder:
             few.rounds(lambda: _save_and_load(contender, few, Path(folder)))
         watch.seconds |= few.seconds
         watch.over |= few.over

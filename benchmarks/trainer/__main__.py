@@ -68,7 +68,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=Path("runs/bench_trainer"), help="for files of its own")
     parser.add_argument("--table", type=Path, default=Path("docs/results/trainer.csv"))
     parser.add_argument("--page", type=Path, default=Path("docs/trainer.md"), help="where the tables are put")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    rows.require_own_table(options, parser, "iterations", "new_tokens", "longest", "groups", "threads", "seed")
+    return options
 
 
 def _require(runs: Sequence[tuple[str, Case, int]], options: argparse.Namespace) -> None:

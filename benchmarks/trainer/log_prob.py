@@ -63,7 +63,7 @@ def main() -> None:
         return
     rows = [row for name in PASSES for row in compare(shape, options.chunks, options.repeats, name)]
     with options.table.open("w", newline="") as file:
-        writer = csv.DictWriter(file, FIELDS + COSTS)
+        writer = csv.DictWriter(file, FIELDS + COSTS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
 

@@ -117,10 +117,14 @@ def _checkpoint(trainer: Trainer) -> list[tuple[str, str]]:
 
 
 def read_scalars(log_dir: str | Path) -> dict[str, list[tuple[int, float]]]:
-    """Every scalar in the TensorBoard files of a folder: (step, value) by tag; of a step written twice, the newer."""
+    """Every scalar in the TensorBoard files of a folder: (step, value) by tag.
+
+    Of a step written twice it is the newer value, by the time of writing: files are read in the order of their names,
+    which need not be that of their times.
+    """
     events = EventAccumulator(str(log_dir), size_guidance={"scalars": 0}).Reload()
     return {
-        tag: sorted({event.step: event.value for event in events.Scalars(tag)}.items())
+        tag: sorted({e.step: e.value for e in sorted(events.Scalars(tag), key=lambda e: e.wall_time)}.items())
         for tag in events.Tags()["scalars"]
     }
 

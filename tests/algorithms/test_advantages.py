@@ -9,7 +9,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from freshper_lightning.algorithms import PPO, Reinforce
+from freshper_lightning.algorithms import (
+    CISPO,
+    DAPO,
+    GRPO,
+    GSPO,
+    M2PO,
+    MIS,
+    PPO,
+    RLOO,
+    TIS,
+    TOPR,
+    DecoupledGRPO,
+    DrGRPO,
+    Reinforce,
+    ReinforcePlusPlusBaseline,
+)
 from freshper_lightning.algorithms.advantages import (
     EPSILON,
     Reduce,
@@ -337,3 +352,30 @@ def test_group_statistics_agree_with_one_group_at_a_time():
         members = returns[groups == group]
         torch.testing.assert_close(mean[index], members.mean())
         torch.testing.assert_close(std[index], members.std(correction=0))
+
+
+# Returns 1 and 0 in a group of 3 and 1 sampled tokens, 2 and 2 in a group of 2 and 2. Group means are 1/2 and 2, the
+# deviation of the first is 1/2. Whitening centres the advantages of the first group at (3 x 1/2 - 1/2) / 4 = 1/4 with
+# variance (3/16 + 9/16) / 4 = 3/16, and without a baseline all returns at 11/8 with variance 31/64.
+BY_GROUP = [1.0, -1.0, 0.0, 0.0]
+WHITENED = [3**-0.5, -(3**0.5), 0.0, 0.0]
+PUBLISHED = {
+    "REINFORCE++": (Reinforce(), [-3 / 31**0.5, -11 / 31**0.5, 5 / 31**0.5, 5 / 31**0.5]),
+    "REINFORCE++-baseline": (ReinforcePlusPlusBaseline(), WHITENED),
+    "FreshPER": (Reinforce(baseline="mean_std", advantage_clip=0.2), [0.2, -0.2, 0.0, 0.0]),
+    "GRPO": (GRPO(), BY_GROUP),
+    "DAPO": (DAPO(), BY_GROUP[:2]),
+    "Dr. GRPO": (DrGRPO(aggregation_length=4), [0.5, -0.5, 0.0, 0.0]),
+    "RLOO": (RLOO(), BY_GROUP),
+    "TOPR": (TOPR(), [1.0, 0.0, 2.0, 2.0]),
+    **{kind.__name__: (kind(), BY_GROUP) for kind in (GSPO, CISPO, M2PO, DecoupledGRPO, TIS, MIS)},
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_preset_has_the_advantages_of_its_paper(name):
+    algorithm, expected = PUBLISHED[name]
+    outcomes = [(0, 0, 1.0, 3), (0, 1, 0.0, 1), (1, 0, 2.0, 2), (1, 1, 2.0, 2)]
+    items = [episode(group, member, score, lengths=(tokens,)) for group, member, score, tokens in outcomes]
+    found = torch.cat([item.advantages for item in algorithm.advantages(items, alone)])
+    torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-5, atol=0)

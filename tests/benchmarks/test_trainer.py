@@ -168,3 +168,10 @@ def test_trl_plays_the_same_prompts_and_trains_on_the_same_tokens(model_path, tm
         for a, b in zip(own.iterations, theirs.iterations, strict=True):
             assert (a.prompt_tokens, a.completion_tokens) == (b.prompt_tokens, b.completion_tokens)
             assert 0 <= b.generation < b.seconds
+
+
+def test_rows_of_other_settings_need_a_table_of_their_own(capsys, tmp_path):
+    with pytest.raises(SystemExit):
+        _options(["--groups", "2"])
+    assert "--groups=2 is not what docs/results/trainer.csv is of; give another --table" in capsys.readouterr().err
+    assert _options(["--groups", "2", "--table", str(tmp_path / "own.csv")]).groups == 2

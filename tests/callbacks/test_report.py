@@ -84,10 +84,12 @@ def test_a_line_of_progress_stands_for_so_many_iterations(tmp_path, model_path, 
     assert "return" in lines[0]
 
 
-def test_of_a_step_that_was_written_twice_the_newer_value_counts(tmp_path):
-    for value in (1.0, 2.0):
-        writer = SummaryWriter(str(tmp_path))
-        writer.add_scalar("a", value, 5)
-        writer.add_scalar("a", value + 10, int(value))
-        writer.close()
+@pytest.mark.parametrize("names", ["12", "21"], ids=["in order", "in the wrong order"])
+def test_of_a_step_that_was_written_twice_the_newer_value_counts_whatever_the_files_are_called(tmp_path, names):
+    for name, value in zip(names, (1.0, 2.0), strict=True):
+        with SummaryWriter(str(tmp_path / name)) as writer:
+            writer.add_scalar("a", value, 5)
+            writer.add_scalar("a", value + 10, int(value))
+        (file,) = (tmp_path / name).iterdir()
+        file.rename(tmp_path / f"events.out.tfevents.{name}")
     assert read_scalars(tmp_path) == {"a": [(1, 11.0), (2, 12.0), (5, 2.0)]}

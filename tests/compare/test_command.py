@@ -9,18 +9,16 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
 
 import pytest
 
 from freshper_lightning.callbacks.report import read_scalars
 from freshper_lightning.cli import main
-from freshper_lightning.compare.child import INTERVAL
 from freshper_lightning.compare.ledger import Ledger
 from freshper_lightning.compare.plan import Plan
 from freshper_lightning.compare.processes import Processes, RunFailedError, locked
 from freshper_lightning.compare.settings import read_comparison
-from tests.command import ROOT, environment
+from tests.command import ROOT, WAIT, environment, wait_until
 from tests.compare.files import edited
 
 KILLED = {
@@ -266,40 +264,54 @@ def test_a_study_measures_the_policies_that_the_comparison_starts_from_and_goes_
         compare(file, folder, "--study=ess", "--seeds=1")
 
 
+def written(output):
+    return output.exists() and output.stat().st_size > 0
+
+
+def free(folder):
+    try:
+        with locked(folder):
+            return True
+    except RunFailedError:
+        return False
+
+
 def test_a_study_that_is_stopped_ends_its_training(tiny_environment, tmp_path):
     few = {"study": {"arm": "freshper_50", "ages": [0, 100_000], "groups": 2}}
     file, folder = edited(tmp_path / "compare.yaml", few), tmp_path / "results"
-    output = folder / "study" / "seed-0" / "output.txt"
+    output, running = folder / "study" / "seed-0" / "output.txt", threading.Event()
 
     def stop():
-        while not (output.exists() and output.stat().st_size):
+        deadline = time.monotonic() + WAIT
+        while running.is_set() and not written(output) and time.monotonic() < deadline:
             time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGTERM)
+        if running.is_set():
+            os.kill(os.getpid(), signal.SIGTERM)
 
+    running.set()
     threading.Thread(target=stop, daemon=True).start()
-    with pytest.raises(SystemExit, match="stopped; the same command goes on"):
-        compare(file, folder, "--study=ess", "--seeds=1")
+    try:
+        with pytest.raises(SystemExit, match="stopped; the same command goes on"):
+            compare(file, folder, "--study=ess", "--seeds=1")
+    finally:
+        running.clear()
     with locked(output.parent):
-        assert output.stat().st_size
+        assert written(output), f"the study has not begun in {WAIT} s"
 
 
 def test_the_processes_of_a_comparison_that_is_killed_end_soon(tiny_environment, tmp_path):
-    few = {"study": {"arm": "freshper_50", "ages": [0, 100_000], "groups": 2}}
+    few = {"study": {"arm": "freshper_50", "ages": [0, 100_000], "groups": 2}, "limits": {"core_minutes": 30}}
     file, folder = edited(tmp_path / "compare.yaml", few), tmp_path / "results"
     output = folder / "study" / "seed-0" / "output.txt"
     command = [sys.executable, "-m", "freshper_lightning", "compare", "-c", file, "--folder", folder, "--study=ess"]
     with subprocess.Popen([*command, "--seeds=1", "--jobs=1"]) as killed:
-        while not (output.exists() and output.stat().st_size):
-            time.sleep(0.05)
-        killed.kill()
-    with pytest.raises(RunFailedError, match="is in use"), locked(output.parent):
-        pass
-    deadline = time.monotonic() + 10 * INTERVAL
-    while time.monotonic() < deadline:
-        with suppress(RunFailedError), locked(output.parent):
-            return
-        time.sleep(INTERVAL / 10)
-    pytest.fail("the process of a killed comparison goes on")
+        try:
+            wait_until(lambda: written(output), lambda: killed.poll() is None)
+            with pytest.raises(RunFailedError, match="is in use"), locked(output.parent):
+                pass
+        finally:
+            killed.kill()
+    wait_until(lambda: free(output.parent))
 
 
 def diverging(rate):

@@ -7,15 +7,35 @@ import time
 import pytest
 
 from freshper_lightning.compare import processes as module
+from freshper_lightning.compare import schedule
 from freshper_lightning.compare.processes import Processes, RunFailedError, StoppedError, locked
 from freshper_lightning.compare.schedule import Forecast, default_jobs, duration
 from freshper_lightning.compare.settings import Limits
+from tests.command import wait_until
 
 
-def test_as_many_run_at_a_time_as_cores_and_memory_allow():
-    assert default_jobs(Limits(threads=10_000)) == 1
-    assert default_jobs(Limits(memory_gib=1e6)) == 1
-    assert default_jobs(Limits(memory_gib=1e-6)) >= default_jobs(Limits(memory_gib=1e-6, threads=2)) >= 1
+@pytest.mark.parametrize(
+    ("free", "limits", "jobs"),
+    [
+        (10.0, {"threads": 2, "memory_gib": 0.5}, 4),
+        (10.0, {"threads": 1, "memory_gib": 3}, 3),
+        (10.0, {"threads": 3, "memory_gib": 5}, 2),
+        (None, {"threads": 1, "memory_gib": 3}, 8),
+        (None, {"threads": 2, "memory_gib": 1e6}, 4),
+        (10.0, {"threads": 9, "memory_gib": 0.5}, 1),
+        (10.0, {"threads": 1, "memory_gib": 11}, 1),
+    ],
+)
+def test_as_many_run_at_a_time_as_cores_and_memory_allow(monkeypatch, free, limits, jobs):
+    monkeypatch.setattr(schedule, "_cores", lambda: 8)
+    monkeypatch.setattr(schedule, "_free_gib", lambda: free)
+    assert default_jobs(Limits(**limits)) == jobs
+
+
+def test_cores_and_free_memory_of_this_machine_are_known_or_not():
+    assert schedule._cores() >= 1
+    free = schedule._free_gib()
+    assert free is None or 0 < free < 1e5
 
 
 def test_the_forecast_is_the_mean_of_what_is_finished_over_the_jobs():
@@ -47,11 +67,12 @@ def test_what_is_running_ends_when_all_is_stopped(tmp_path):
 
     thread = threading.Thread(target=run)
     thread.start()
-    while not (tmp_path / "output.txt").exists():
-        time.sleep(0.05)
-    time.sleep(0.3)
-    processes.stop()
-    thread.join(module.PATIENCE)
+    try:
+        wait_until((tmp_path / "output.txt").exists, thread.is_alive)
+        time.sleep(0.3)
+    finally:
+        processes.stop()
+        thread.join(module.PATIENCE)
     assert ended
     with locked(tmp_path) as lock, pytest.raises(StoppedError):
         processes.run(["tiny"], tmp_path / "output.txt", lock)

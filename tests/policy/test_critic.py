@@ -11,6 +11,7 @@ from freshper_lightning.policy.critic import CriticSettings
 from freshper_lightning.policy.export import export_policy
 from freshper_lightning.policy.lora import LoraSettings, is_adapter
 from freshper_lightning.policy.net import PolicyNet
+from freshper_lightning.policy.tiny import TinySpec, build_tiny, byte_tokenizer
 from freshper_lightning.replay import AbsoluteReward
 from tests.loop import fit, policy, replay_data
 from tests.policy.transcripts import packed, statistics, transcript
@@ -97,6 +98,13 @@ def exported_log_probs(run, model_path, path):
     export(str(run[0] / "step=4.ckpt"), str(model_path), str(path))
     with torch.no_grad():
         return [statistics(net, packed(ITEMS)).log_probs for net in (PolicyNet.from_pretrained(path), run[1].policy)]
+
+
+def test_an_export_needs_the_model_that_the_run_started_from(run, tmp_path):
+    build_tiny(tmp_path / "other", TinySpec(hidden_size=32, heads=2, kv_heads=1), byte_tokenizer())
+    with pytest.raises(ConfigurationError, match=r"model='.*other' is not what the run of checkpoint='.*step=4\.ckpt'"):
+        export(str(run[0] / "step=4.ckpt"), str(tmp_path / "other"), str(tmp_path / "exported"))
+    assert not (tmp_path / "exported").exists()
 
 
 def test_a_checkpoint_with_a_critic_is_exported_without_it(tmp_path, model_path):

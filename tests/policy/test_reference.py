@@ -10,11 +10,11 @@ from tests.loop import Recorder, fit, policy, replay_data
 from tests.policy.transcripts import alone
 
 
-@pytest.fixture
-def run(model_path, tmp_path):
+@pytest.fixture(scope="module")
+def run(model_path, tmp_path_factory):
     seen = Recorder()
     module = policy(model_path, algorithm=GRPO(kl_coefficient=0.5))
-    trained = fit(tmp_path, module, replay_data(), extra=(seen,))
+    trained = fit(tmp_path_factory.mktemp("run"), module, replay_data(), extra=(seen,))
     return module, trained, seen
 
 

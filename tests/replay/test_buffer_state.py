@@ -101,11 +101,6 @@ def test_a_state_that_does_not_fit_is_refused_and_nothing_changes(parameters, me
     assert len(buffer) == buffer.draws() == 0
 
 
-def test_another_format_version_is_refused():
-    with pytest.raises(ValueError, match="format_version of the saved replay buffer must be 5, not 1"):
-        make_buffer().load_state_dict(make_buffer().state_dict() | {"format_version": 1})
-
-
 @pytest.mark.parametrize("saved_after", [0, 1, 30, 77])
 def test_a_restart_changes_no_bit_though_rows_have_moved_and_scales_were_renewed(saved_after, monkeypatch):
     monkeypatch.setattr(columns, "_MOST_DEAD", 40)

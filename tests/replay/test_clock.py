@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from freshper_lightning.algorithms.losses import k3
 from freshper_lightning.replay import CLOCKS, ExponentialDecay, HardAge, InverseDecay, WindowDecay, clock_value, reshard
-from freshper_lightning.replay.wholeness import FORMAT_VERSION
 from freshper_lightning.trajectory import ClockReading
 from tests.replay.builders import assert_same, make_buffer, make_trajectory, of_rewards
 from tests.replay.model import assert_exact, exact_probabilities, exponential, inverse
@@ -152,9 +151,3 @@ def test_state_and_shards_keep_every_bit_of_a_real_clock():
         part.load_state_dict(shard.state)
         ages += part.ages(now).tolist()
     assert sorted(ages) == sorted(buffer.ages(now).tolist())
-
-
-def test_a_state_of_before_there_were_these_clocks_is_refused():
-    old = make_buffer().state_dict() | {"format_version": FORMAT_VERSION - 1}
-    with pytest.raises(ValueError, match=f"format_version .* must be {FORMAT_VERSION}, not {FORMAT_VERSION - 1}"):
-        make_buffer().load_state_dict(old)

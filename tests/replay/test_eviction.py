@@ -76,7 +76,7 @@ def test_pinning_an_unknown_id_is_a_key_error_and_pins_nothing():
     buffer = make_buffer()
     buffer.add(of_rewards(1), START)
     for call in (buffer.pin, buffer.unpin):
-        with pytest.raises(KeyError, match="7"):
+        with pytest.raises(KeyError, match=r"^7$"):
             call([0, 7])
     assert buffer.pinned().tolist() == []
 

@@ -71,22 +71,19 @@ def test_fault_t_the_last_entry_can_be_drawn_and_counts(count):
 
 
 def test_fault_u_every_parameter_changes_something(tmp_path):
-    """Each one away from its default gives another result, or another error, for one and the same use."""
+    """Each one away from its default gives another result for one and the same use."""
 
     def use(**parameters):
         buffer = make_buffer(**({"capacity": 40, "decay": InverseDecay(), "alpha": 0.6} | parameters))
-        try:
-            for step in range(12):
-                items = of_rewards(*(1.0 + (step * k) % 7 for k in range(5)))
-                now = ClockReading(updates=2 * step, iteration=step // 3)
-                buffer.add(items, now)
-                buffer.prefetch(now)
-            draw = buffer.sample(6, now, beta=0.5)
-            threads = any(thread.name == "replay-decay" for thread in threading.enumerate())
-            mapped = type(buffer._content.store._arena._segments[0].buffer.base).__name__
-            buffer.close()
-        except ValueError as error:
-            return str(error)
+        for step in range(12):
+            items = of_rewards(*(1.0 + (step * k) % 7 for k in range(5)))
+            now = ClockReading(updates=2 * step, iteration=step // 3)
+            buffer.add(items, now)
+            buffer.prefetch(now)
+        draw = buffer.sample(6, now, beta=0.5)
+        threads = any(thread.name == "replay-decay" for thread in threading.enumerate())
+        mapped = type(buffer._content.store._arena._segments[0].buffer.base).__name__
+        buffer.close()
         log_probs = draw.trajectories[0].behavior_log_probs.tolist()
         return [draw.ids.tolist(), draw.probabilities.tolist(), draw.weights.tolist(), log_probs, threads, mapped]
 

@@ -9,6 +9,7 @@ from freshper_lightning.replay import ExponentialDecay, InverseDecay
 from freshper_lightning.trajectory import ClockReading
 from tests.replay.builders import make_buffer, make_trajectory
 
+pytestmark = pytest.mark.slow
 N = 50_000
 
 

@@ -46,19 +46,21 @@ class Echo(gymnasium.Env):
 gymnasium.register(ECHO, Echo)
 
 
-def sleeps(seed):
+def is_slow(seed):
     """The instance whose environment is slow."""
     return seed == 103
 
 
 class Slow(Echo):
-    """One instance takes its time; all note when they are busy and when they are done."""
+    """One instance answers only when all ``others`` are done; all note when they are busy and when they are done."""
 
-    busy, most, events, lock = 0, 0, [], threading.Lock()
+    busy, most, events, others = 0, 0, [], 0
+    lock, others_done = threading.Lock(), threading.Event()
 
     @classmethod
-    def begin(cls):
-        cls.busy, cls.most, cls.events = 0, 0, []
+    def begin(cls, others=0):
+        cls.busy, cls.most, cls.events, cls.others = 0, 0, [], others
+        cls.others_done.clear()
 
     def reset(self, *, seed=None, options=None):
         answer = super().reset(seed=seed)
@@ -74,10 +76,15 @@ class Slow(Echo):
         with Slow.lock:
             Slow.busy += 1
             Slow.most = max(Slow.most, Slow.busy)
-        time.sleep(1.0 if sleeps(self.instance) else 0.01)
+        if is_slow(self.instance):
+            assert Slow.others_done.wait(120), "the others wait for the slow one"
+        else:
+            time.sleep(0.01)
         with Slow.lock:
             Slow.busy -= 1
             Slow.events.append((what, self.instance))
+            if [event for event, _ in Slow.events].count("done") == Slow.others:
+                Slow.others_done.set()
 
 
 gymnasium.register(SLOW, Slow)

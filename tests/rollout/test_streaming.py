@@ -1,16 +1,16 @@
 import pytest
 import torch
 
-from tests.rollout.playing import BORN, SLOW, Slow, plans, sleeps
+from tests.rollout.playing import BORN, SLOW, Slow, is_slow, plans
 
 pytestmark = pytest.mark.parametrize("play", ["streaming"], indirect=True)
 
 
 def test_a_slow_environment_holds_up_nothing_but_itself(collector):
-    Slow.begin()
+    Slow.begin(others=3)
     trajectories = collector(SLOW, threads=4).collect(plans(size=1), BORN).trajectories
     assert [t.seed for t in trajectories] == [100, 101, 102, 103]
-    slow = [event for event in Slow.events if sleeps(event[1])]
+    slow = [event for event in Slow.events if is_slow(event[1])]
     assert [what for what, _ in slow] == ["reset", "step", "step", "done"]
     assert Slow.events[-4:] == slow
     assert 1 < Slow.most <= 4
