@@ -6,8 +6,10 @@ from freshper_lightning.policy.net import PolicyNet
 from tests.loop import Recorder, fit, policy, replay_data
 from tests.policy.transcripts import packed, statistics, transcript
 
-GAP = 0.02
-"""Nats that bfloat16 may move a log-probability of the tiny policy by; the largest seen is a third of it."""
+LARGEST, MEAN = 2e-3, 6e-4
+"""Nats that bfloat16 may move a log-probability of the tiny policy by: twice what docs/trainer.md says of it."""
+AFTER_SAMPLING = 0.02
+"""The same of a token that was sampled by an engine with other batches; the largest seen is a third of it."""
 
 
 def test_log_probs_under_autocast_differ_from_those_in_float32_by_rounding(model_path):
@@ -18,8 +20,8 @@ def test_log_probs_under_autocast_differ_from_those_in_float32_by_rounding(model
         rounded = statistics(net, batch)
     assert rounded.log_probs.dtype == rounded.entropy.dtype == torch.float32
     gap = (rounded.log_probs - exact.log_probs).detach().abs()
-    print(f"bfloat16: largest gap {float(gap.max()):.1e}, mean {float(gap.mean()):.1e} nats")
-    assert 1e-6 < float(gap.max()) < GAP
+    assert 1e-6 < float(gap.max()) < LARGEST
+    assert float(gap.mean()) < MEAN
 
 
 def test_weights_optimizer_and_stored_numbers_stay_float32(tmp_path, model_path):
@@ -42,4 +44,4 @@ def test_a_fresh_ratio_is_off_by_rounding_only(tmp_path, model_path):
     recorder = Recorder()
     fit(tmp_path, policy(model_path), replay_data(), extra=(recorder,), iterations=1, precision="bf16-mixed")
     gap = float(recorder.metric("log_ratio")[0].abs().max())
-    assert 1e-6 < gap < GAP
+    assert 1e-6 < gap < AFTER_SAMPLING
