@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.study.bootstrap import Estimate
 
 
@@ -43,10 +44,18 @@ class Key:
 
 
 def read(path: str | Path) -> list[Row]:
-    """All rows of a file; none where there is no file."""
+    """All rows of a file; none where there is no file.
+
+    Raises:
+        ConfigurationError: It has other columns, such as those of an earlier version.
+    """
     if not Path(path).exists():
         return []
+    columns = [field.name for field in fields(Row)]
     with Path(path).open(newline="") as file:
+        lines = csv.DictReader(file)
+        if list(lines.fieldnames or ()) != columns:
+            raise ConfigurationError(f"{path} must have the columns {', '.join(columns)}; give another --folder")
         return [
             Row(
                 task=row["task"],
@@ -59,7 +68,7 @@ def read(path: str | Path) -> list[Row]:
                 high=float(row["high"]),
                 code=row["code"],
             )
-            for row in csv.DictReader(file)
+            for row in lines
         ]
 
 

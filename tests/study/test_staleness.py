@@ -9,7 +9,9 @@ from safetensors.torch import load_file
 from freshper_lightning.checkpoint import LAST
 from freshper_lightning.cli import main
 from freshper_lightning.commands import export
+from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.study import report, table
+from freshper_lightning.study.bootstrap import Estimate
 from freshper_lightning.study.menu import MENU
 from freshper_lightning.study.snapshots import snapshot
 from freshper_lightning.study.staleness import _updates_of, staleness
@@ -72,6 +74,15 @@ def test_a_snapshot_is_the_policy_after_that_many_updates(study, model_path, tmp
     study([0, 2, 3, 4])
     for one, other in [(2, 3), (3, 4)]:
         assert any((weights(one)[name] != value).any() for name, value in weights(other).items())
+
+
+def test_a_table_of_other_columns_is_refused_and_one_of_these_read_as_it_was_written(tmp_path):
+    rows = table.Key("lake", 0, 6).rows({"norm": Estimate(0.5, 0.25, 0.75)})
+    table.write(tmp_path / "own.csv", rows)
+    assert table.read(tmp_path / "own.csv") == rows
+    (tmp_path / "old.csv").write_text("task,seed,age,loss,quantity,value,low,high\nlake,0,6,,norm,1,1,1\n")
+    with pytest.raises(ConfigurationError, match=r"old\.csv must have the columns task, .*, code"):
+        table.read(tmp_path / "old.csv")
 
 
 def test_the_tables_name_every_loss_and_at_age_zero_nothing_is_stale(study, tmp_path):
