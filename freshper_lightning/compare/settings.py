@@ -87,11 +87,20 @@ class StudySettings:
     """Applied updates after which the policy is measured."""
     groups: int = 64
     """Groups of the frozen probe, and of each half of the fresh episodes."""
+    learning_rates: list[float] = field(default_factory=list)
+    """Multiples of the arm's learning rate at which it is trained as well, to see how fast data age there."""
+    replay_updates: list[int] = field(default_factory=list)
+    """The same for other values of `data.replay_updates`."""
 
     def __post_init__(self) -> None:
         ages = sorted(set(self.ages))
         require_setting("study.ages", self.ages, ages == self.ages and ages[:1] == [0], "in order, with 0 first")
         require_setting("study.groups", self.groups, self.groups >= 2, "at least 2")
+        rates, updates = self.learning_rates, self.replay_updates
+        other = all(factor > 0 and factor != 1 for factor in rates) and len(set(rates)) == len(rates)
+        require_setting("study.learning_rates", rates, other, "different factors above 0 and other than 1")
+        counts = all(number >= 0 for number in updates) and len(set(updates)) == len(updates)
+        require_setting("study.replay_updates", updates, counts, "different numbers, at least 0")
 
 
 @dataclass

@@ -18,6 +18,7 @@ from freshper_lightning.errors import ConfigurationError, require_setting
 
 LEARNING_RATE = "model.optimizer.init_args.lr"
 LENGTH = "trainer.max_epochs"
+REPLAY_UPDATES = "data.init_args.replay_updates"
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,21 @@ class Recipe:
     def at(self, learning_rate: float) -> "Recipe":
         """The same at another learning rate."""
         return self._but(LEARNING_RATE, learning_rate)
+
+    def replay_updates(self) -> int:
+        """K of the method.
+
+        Raises:
+            ConfigurationError: The arm does not say it.
+        """
+        updates = flat(self.config).get(REPLAY_UPDATES)
+        if updates is None:
+            raise ConfigurationError(f"arms.{self.name}: {REPLAY_UPDATES} must be given where study.replay_updates is")
+        return int(updates)
+
+    def replaying(self, updates: int) -> "Recipe":
+        """The same with another K."""
+        return self._but(REPLAY_UPDATES, updates)
 
     def evaluated_on(self, instances: int) -> "Recipe":
         """The same with other held-out instances."""

@@ -1,6 +1,8 @@
 """`freshper compare --study ess`: what stale trajectories are worth to the policies that learn from them."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from freshper_lightning.compare.marker import Marker
@@ -20,40 +22,54 @@ STUDIES = ("ess",)
 TABLE, PICTURE = "staleness.csv", "staleness.png"
 
 
+@dataclass(frozen=True)
+class StudyRun:
+    """One training run that is measured: the arm itself, or a variant of it."""
+
+    seed: int
+    variant: str
+    recipe: Recipe
+    marker: Marker
+
+    @property
+    def name(self) -> str:
+        """For the log."""
+        return f"study of seed {self.seed}" + (f", {self.variant}" if self.variant else "")
+
+
 def run_study(comparison: Comparison, folder: Path, seeds: Sequence[int], jobs: int) -> dict[str, str]:
     """Warm starts, then the study of each seed; what failed, by name.
 
     The arm trains at its chosen learning rate, where the folder has rates. Training is a process within the limits of
-    the comparison. Measuring comes after it in this process, seed after
-    seed, with all threads of the machine. What has been measured is kept, and training goes on where it was stopped.
+    the comparison. Measuring comes after it in this process, run after run, with all threads of the machine. What has
+    been measured is kept, and training goes on where it was stopped.
 
     Raises:
         ConfigurationError: The arm or the warm start does not parse, the folder is of another study or has learning
-            rates without the arm's, or the table has numbers of a seed whose folder is gone.
+            rates without the arm's, the table has numbers of a run whose folder is gone, or a variant is none.
     """
     arm = comparison.study.arm or comparison.baseline
     plan = Plan(comparison, folder, comparison.chosen([arm]))
-    recipe = tuned(folder / CHOSEN, plan, [arm])[arm]
-    warm, markers = plan.warm_starts(seeds), {seed: _marker(plan, recipe, seed) for seed in seeds}
-    for marker in (*(job.marker for job in warm), *markers.values()):
+    variants = _variants(comparison, tuned(folder / CHOSEN, plan, [arm])[arm])
+    runs = [_run(plan, recipe, seed, variant) for seed in seeds for variant, recipe in variants.items()]
+    warm = plan.warm_starts(seeds)
+    for marker in (*(job.marker for job in warm), *(run.marker for run in runs)):
         marker.check()
-    _require_folders(markers, folder / TABLE)
-    ages, groups = comparison.study.ages, comparison.study.groups
-    print(f"{comparison.task}: {len(seeds)} seeds, each {ages[-1]} updates of training and then {len(ages)} ages with")
-    print(f"{groups} groups of the probe and {2 * groups} fresh ones; the first shows how long it takes", flush=True)
+    _require_folders(runs, folder / TABLE)
+    _announce(comparison, len(seeds), len(variants) - 1)
     processes = Processes(comparison.limits)
     failures = run_jobs(warm, processes, Forecast(jobs))
     failures |= {job.name: job.diverged for job in warm if job.diverged is not None}
-    for seed, marker in markers.items():
-        start, name = plan.start(seed), f"study of seed {seed}"
+    for run in runs:
+        start = plan.start(run.seed)
         if isinstance(start, WarmStartJob) and not start.succeeded:
-            failures[name] = "its warm start failed"
+            failures[run.name] = "its warm start failed"
             continue
         try:
-            _study(plan, recipe, seed, marker, processes)
+            _study(plan, run, processes)
         except RunFailedError as error:
-            failures[name] = str(error)
-            print(f"{name}: FAILED: {error}", flush=True)
+            failures[run.name] = str(error)
+            print(f"{run.name}: FAILED: {error}", flush=True)
         except BaseException:  # such as a signal, of which a process in a session of its own does not know
             processes.stop()
             raise
@@ -62,37 +78,60 @@ def run_study(comparison: Comparison, folder: Path, seeds: Sequence[int], jobs: 
     return failures
 
 
-def _require_folders(markers: Mapping[int, Marker], results: Path) -> None:
-    """Refuse numbers of a seed whose folder is gone: of which configuration they are, nothing says any more."""
-    measured = {row.seed for row in table.read(results)}
-    gone = [seed for seed, marker in markers.items() if seed in measured and not marker.has_begun]
+def _variants(comparison: Comparison, recipe: Recipe) -> dict[str, Recipe]:
+    """The arm itself, without a name, and what is changed of it."""
+    study = comparison.study
+    if study.replay_updates and (own := recipe.replay_updates()) in study.replay_updates:
+        raise ConfigurationError(f"study.replay_updates={study.replay_updates} must not have {own}, the arm's own")
+    rates = {
+        f"learning rate x {factor:.3g}": recipe.at(factor * recipe.learning_rate()) for factor in study.learning_rates
+    }
+    return {"": recipe} | rates | {f"K = {updates}": recipe.replaying(updates) for updates in study.replay_updates}
+
+
+def _announce(comparison: Comparison, seeds: int, variants: int) -> None:
+    ages, groups = comparison.study.ages, comparison.study.groups
+    further = f", and {variants} variants of it with the probe alone" if variants else ""
+    print(f"{comparison.task}: {seeds} seeds, each {ages[-1]} updates of training and then {len(ages)} ages with")
+    print(
+        f"{groups} groups of the probe and {2 * groups} fresh ones{further}; the first shows how long it takes",
+        flush=True,
+    )
+
+
+def _require_folders(runs: Sequence[StudyRun], results: Path) -> None:
+    """Refuse numbers of a run whose folder is gone: of which configuration they are, nothing says any more."""
+    measured = {(row.seed, row.variant) for row in table.read(results)}
+    gone = [run for run in runs if (run.seed, run.variant) in measured and not run.marker.has_begun]
     if gone:
         raise ConfigurationError(
-            f"{results} has numbers of seed {gone[0]}, but {markers[gone[0]].folder}, where they were measured, is"
+            f"{results} has numbers of the {gone[0].name}, but {gone[0].marker.folder}, where they were measured, is"
             " gone; remove these rows or the table, or give another --folder"
         )
 
 
-def _study(plan: Plan, recipe: Recipe, seed: int, marker: Marker, processes: Processes) -> None:
-    start, study = plan.start(seed), plan.comparison.study
-    with locked(marker.folder) as lock:
-        marker.begin(goes_on=True)
+def _study(plan: Plan, run: StudyRun, processes: Processes) -> None:
+    start, study, folder = plan.start(run.seed), plan.comparison.study, run.marker.folder
+    with locked(folder) as lock:
+        run.marker.begin(goes_on=True)
         staleness(
             policy=start if isinstance(start, str) else str(start.policy),
-            run=marker.folder,
-            seed=seed,
-            options=recipe.options,
+            run=folder,
+            seed=run.seed,
+            options=run.recipe.options,
             ages=study.ages,
             groups=study.groups,
             results=plan.folder / TABLE,
             picture=plan.folder / PICTURE,
-            train=lambda arguments: processes.run(list(arguments), marker.folder / "output.txt", lock),
+            train=lambda arguments: processes.run(list(arguments), folder / "output.txt", lock),
+            variant=run.variant,
         )
 
 
-def _marker(plan: Plan, recipe: Recipe, seed: int) -> Marker:
+def _run(plan: Plan, recipe: Recipe, seed: int, variant: str) -> StudyRun:
     start = plan.start(seed)
     content = start if isinstance(start, str) else start.content
     measured = {"groups": plan.comparison.study.groups, "sketch": DIMENSION}
     found = {"seed": seed, "start": content, "fit": recipe.config} | measured
-    return Marker(plan.folder / "study" / f"seed-{seed}", found)
+    place = plan.folder / "study" / re.sub(r"[^\w.]+", "_", variant)
+    return StudyRun(seed, variant, recipe, Marker(place / f"seed-{seed}", found))

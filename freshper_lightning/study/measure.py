@@ -1,5 +1,6 @@
 """Everything that is measured of one policy on the probe and on fresh episodes."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,24 +50,33 @@ class Study:
         return play(self.how, self.start, self.seed, "probe", self.groups, self.device)
 
     def rows(self, key: Key, policy: Path, probe: Groups) -> list[Row]:
-        """All measures of a later policy, from its folder."""
+        """All measures of a later policy, from its folder; of a variant only those that need no fresh episodes."""
         net = PolicyNet.from_pretrained(policy).to(self.device)
-        fresh = play(self.how, policy, self.seed, "fresh", 2 * self.groups, self.device)
         current = self._log_probs(net, probe)
         samples = resamples(self.groups, self.draws, self.seed)
         ratios = [_less(now, group) for now, group in zip(_grouped(current, probe), probe, strict=True)]
         rows = key.rows(staleness(ratios, samples))
+        if key.variant:
+            return rows
+        fresh = play(self.how, policy, self.seed, "fresh", 2 * self.groups, self.device)
         rows += key.rows(self._of_fresh(fresh))
         return rows + self._gradients(key, net, probe, fresh, current)
 
     def _of_fresh(self, fresh: Groups) -> dict[str, Estimate]:
-        """Divergence of the current to the behavior policy on samples of the former, and how well it does."""
+        """Divergence of the current to the behavior policy on samples of the former, and how well it does.
+
+        ``ess_bound_sequence`` is what the effective sample size over n cannot exceed: exp(-KL(current || behavior)) of
+        whole trajectories, since the Renyi divergence of order 2 is at least the Kullback-Leibler one.
+        """
         behavior = self._log_probs(PolicyNet.from_pretrained(self.start).to(self.device), fresh)
         ratios = [_less(then, group) for then, group in zip(_grouped(behavior, fresh), fresh, strict=True)]
         samples = resamples(len(fresh), self.draws, self.seed)
         returns = np.array([np.mean([item.episode_return for item in group]) for group in fresh])
         score = Estimate(float(returns.mean()), *np.quantile(returns[samples].mean(1), [0.025, 0.975]).tolist())
-        return divergence("kl_current_behavior", ratios, samples) | {"return": score}
+        found = divergence("kl_current_behavior", ratios, samples)
+        kl = found["kl_current_behavior_sequence"]
+        bound = Estimate(*(math.exp(-end) for end in (kl.value, kl.high, kl.low)))
+        return found | {"ess_bound_sequence": bound, "return": score}
 
     def _gradients(
         self, key: Key, net: PolicyNet, probe: Groups, fresh: Groups, current: Sequence[Tensor]

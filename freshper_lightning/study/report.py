@@ -1,7 +1,7 @@
 """The results of a study as Markdown: by age, by loss and age, and how the variance grows."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from freshper_lightning.algorithms.ratios import LEVELS
 from freshper_lightning.study.growth import fit_growth, local_exponents
@@ -15,6 +15,9 @@ Made by `freshper compare --study ess` out of the CSV file of the same name. Wha
 Run = tuple[str, int]
 """Task and seed."""
 
+ITSELF = "the arm"
+"""Beside its variants."""
+
 BY_AGE = {
     "return": "return",
     "KL(behavior, current) / token": "kl_behavior_current",
@@ -22,6 +25,7 @@ BY_AGE = {
     "KL(behavior, current) / episode": "kl_behavior_current_sequence",
     "KL(current, behavior) / episode": "kl_current_behavior_sequence",
     **{f"ESS / n, {level}": f"ess_{level}" for level in LEVELS},
+    "exp(-KL(current, behavior)), its bound for sequences": "ess_bound_sequence",
     **{f"exp(-variance), {level}": f"gaussian_ess_{level}" for level in LEVELS},
     "tokens beyond the clip": "clip_share",
     "ceiling of the cosine": "ceiling",
@@ -38,10 +42,16 @@ def runs(rows: Iterable[Row]) -> list[Run]:
     return list(dict.fromkeys((row.task, row.seed) for row in rows))
 
 
-def curve(rows: Iterable[Row], run: Run, quantity: str, loss: str = "") -> dict[int, Row]:
+def curve(rows: Iterable[Row], run: Run, quantity: str, loss: str = "", variant: str = "") -> dict[int, Row]:
     """The rows of one quantity by age."""
-    found = [row for row in rows if (row.task, row.seed, row.quantity, row.loss) == (*run, quantity, loss)]
+    wanted = (*run, quantity, loss, variant)
+    found = [row for row in rows if (row.task, row.seed, row.quantity, row.loss, row.variant) == wanted]
     return {row.age: row for row in sorted(found, key=lambda row: row.age)}
+
+
+def variants(rows: Iterable[Row]) -> list[str]:
+    """Of the arm: first itself, as an empty text."""
+    return list(dict.fromkeys(["", *(row.variant for row in rows)]))
 
 
 def losses(rows: Iterable[Row]) -> list[str]:
@@ -59,7 +69,7 @@ def _of_run(rows: Sequence[Row], run: Run) -> list[str]:
     parts = [f"## {run[0]}, seed {run[1]}", _table("age in updates", by_age, _plain)]
     for title, quantity in BY_LOSS.items():
         parts.append(_table(title, {loss: curve(rows, run, quantity, loss) for loss in losses(rows)}, _with_interval))
-    return [*parts, _growth(rows, run)]
+    return [*parts, *_growth(rows, run)]
 
 
 def _table(title: str, curves: dict[str, dict[int, Row]], shown: Callable[[Row], str]) -> str:
@@ -78,17 +88,25 @@ def _with_interval(row: Row) -> str:
     return f"{value} [{row.low:.2f}, {row.high:.2f}]"
 
 
-def _growth(rows: Sequence[Row], run: Run) -> str:
-    columns = ["variance", "linear: tau, R2", "quadratic: tau, R2", "smaller AIC", "exponent between ages"]
+def _growth(rows: Sequence[Row], run: Run) -> list[str]:
+    """How the variance grows, of the arm and its variants."""
+    found = {
+        f"{level}, {variant or ITSELF}": curve(rows, run, f"variance_{level}", variant=variant)
+        for level in LEVELS
+        for variant in variants(rows)
+    }
+    columns = ["growth", "linear: tau, R2", "quadratic: tau, R2", "smaller AIC", "exponent between ages"]
     lines = [columns, ["---"] * len(columns)]
-    for level in LEVELS:
-        variances = {age: row.value for age, row in curve(rows, run, f"variance_{level}").items()}
-        if len(variances) < 4:
-            continue
-        fits = [fit_growth(variances, growth) for growth in ("linear", "quadratic")]
-        slopes = ", ".join(f"{a}-{b}: {slope:.2f}" for (a, b), slope in local_exponents(variances).items())
-        (linear, _), (quadratic, _) = fits
-        better = "linear" if linear.log_likelihood > quadratic.log_likelihood else "quadratic"  # each has one parameter
-        shown = [f"{fit.tau_hat():.0f}, {r2:.2f}" for fit, r2 in fits]
-        lines.append([level, *shown, better, slopes])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    for name, by_age in found.items():
+        if len(by_age) >= 4:
+            lines.append([name, *_fits({age: row.value for age, row in by_age.items()})])
+    fits = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return [_table("Variance of log-ratios", found, _plain), fits]
+
+
+def _fits(variances: Mapping[int, float]) -> list[str]:
+    fits = [fit_growth(variances, growth) for growth in ("linear", "quadratic")]
+    slopes = ", ".join(f"{a}-{b}: {slope:.2f}" for (a, b), slope in local_exponents(variances).items())
+    (linear, _), (quadratic, _) = fits
+    better = "linear" if linear.log_likelihood > quadratic.log_likelihood else "quadratic"  # each has one parameter
+    return [*(f"{fit.tau_hat():.0f}, {r2:.2f}" for fit, r2 in fits), better, slopes]

@@ -31,6 +31,7 @@ def staleness(
     results: Path,
     picture: Path,
     train: Callable[[Sequence[str]], None],
+    variant: str = "",
     draws: int = 1000,
 ) -> None:
     """Measure how the gradient of each loss on stale trajectories turns away from the fresh one, by age.
@@ -49,6 +50,8 @@ def staleness(
         results: CSV file of all tasks and seeds; a file of the same name that ends in .md gets its tables.
         picture: PNG of what the results hold.
         train: Runs `freshper` with the arguments that it is given, to its end.
+        variant: What the options change of the arm that is studied, in words; of a variant only what the policy moves
+            by is measured.
         draws: Bootstrap samples for intervals.
 
     Raises:
@@ -66,7 +69,8 @@ def staleness(
     environment = callback_of(cli.trainer, EvaluationCallback).environment or rollout.environment
     how = HeldOutPlay(rollout, environment)
     study = Study(how, Path(policy), seed, groups, draws, cli.trainer.strategy.root_device)
-    _measure(study, folder, ages, results)
+    keys = [table.Key(environment.id, seed, age, variant) for age in ages]
+    _measure(study, folder, keys, results)
     rows = table.read(results)
     draw(rows, picture)
     results.with_suffix(".md").write_text(report.page(rows))
@@ -111,8 +115,7 @@ def _updates_of(checkpoint: Path) -> int:
     return int(read_file(checkpoint, "cpu")["callbacks"][RolloutCallback.__name__]["updates"])
 
 
-def _measure(study: Study, folder: Path, ages: Sequence[int], results: Path) -> None:
-    keys = [table.Key(study.how.environment.id, study.seed, age) for age in ages]
+def _measure(study: Study, folder: Path, keys: Sequence[table.Key], results: Path) -> None:
     missing = [key for key in keys if not table.has(table.read(results), key)]
     probe = study.probe() if missing else []
     for number, key in enumerate(missing, 1):
@@ -121,4 +124,5 @@ def _measure(study: Study, folder: Path, ages: Sequence[int], results: Path) -> 
         with exclusive(results):
             table.write(results, [*table.read(results), *rows])
         seconds, left = time.perf_counter() - start, len(missing) - number
-        print(f"seed {key.seed}, age {key.age}: {seconds:.0f} s, {left} ages left", flush=True)
+        of = f", {key.variant}" if key.variant else ""
+        print(f"seed {key.seed}{of}, age {key.age}: {seconds:.0f} s, {left} ages left", flush=True)

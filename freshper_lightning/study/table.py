@@ -15,6 +15,8 @@ class Row:
 
     task: str
     seed: int
+    variant: str
+    """What the run has changed of the arm that is studied; empty for the arm itself."""
     age: int
     """Applied updates between the policy that sampled the probe and the one that was measured."""
     loss: str
@@ -34,11 +36,12 @@ class Key:
     task: str
     seed: int
     age: int
+    variant: str = ""
 
     def rows(self, estimates: Mapping[str, Estimate], loss: str = "") -> list[Row]:
         """Rows of estimates by quantity."""
         return [
-            Row(self.task, self.seed, self.age, loss, quantity, found.value, found.low, found.high)
+            Row(self.task, self.seed, self.variant, self.age, loss, quantity, found.value, found.low, found.high)
             for quantity, found in estimates.items()
         ]
 
@@ -60,6 +63,7 @@ def read(path: str | Path) -> list[Row]:
             Row(
                 task=row["task"],
                 seed=int(row["seed"]),
+                variant=row["variant"],
                 age=int(row["age"]),
                 loss=row["loss"],
                 quantity=row["quantity"],
@@ -73,8 +77,8 @@ def read(path: str | Path) -> list[Row]:
 
 
 def write(path: str | Path, rows: Sequence[Row]) -> None:
-    """Replace the file as a whole, with rows in the order of task, seed and age; six digits of each number."""
-    ordered = sorted(rows, key=lambda row: (row.task, row.seed, row.age))
+    """Replace the file as a whole, with rows in the order of task, seed, variant and age; six digits of each number."""
+    ordered = sorted(rows, key=lambda row: (row.task, row.seed, row.variant, row.age))
     temporary = Path(path).with_suffix(".tmp")
     temporary.parent.mkdir(parents=True, exist_ok=True)
     with temporary.open("w", newline="") as file:
@@ -87,4 +91,4 @@ def write(path: str | Path, rows: Sequence[Row]) -> None:
 
 def has(rows: Sequence[Row], key: Key) -> bool:
     """Whether the key has been measured."""
-    return any((row.task, row.seed, row.age) == (key.task, key.seed, key.age) for row in rows)
+    return any(Key(row.task, row.seed, row.age, row.variant) == key for row in rows)

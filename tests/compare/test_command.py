@@ -11,6 +11,7 @@ import threading
 import time
 
 import pytest
+from omegaconf import OmegaConf
 
 from freshper_lightning.callbacks.report import read_scalars
 from freshper_lightning.cli import main
@@ -18,6 +19,7 @@ from freshper_lightning.compare.ledger import Ledger
 from freshper_lightning.compare.plan import Plan
 from freshper_lightning.compare.processes import Processes, RunFailedError, locked
 from freshper_lightning.compare.settings import read_comparison
+from freshper_lightning.study import table as staleness
 from tests.command import ROOT, WAIT, environment, wait_until
 from tests.compare.files import edited
 
@@ -251,7 +253,7 @@ def test_a_study_measures_the_policies_that_the_comparison_starts_from_and_goes_
     file, folder = edited(tmp_path / "compare.yaml", few), tmp_path / "results"
     compare(file, folder, "--study=ess", "--seeds=1")
     first = (folder / "staleness.csv").read_text()
-    assert {line.split(",")[2] for line in first.splitlines()[1:]} == {"0", "3"}
+    assert {line.split(",")[3] for line in first.splitlines()[1:]} == {"0", "3"}
     few["study"]["ages"] = [0, 3, 5]
     compare(edited(file, few), folder, "--study=ess", "--seeds=1")
     assert (folder / "staleness.csv").read_text().startswith(first)
@@ -260,8 +262,39 @@ def test_a_study_measures_the_policies_that_the_comparison_starts_from_and_goes_
     with pytest.raises(SystemExit, match="groups was 2 and is 3"):
         compare(edited(file, few), folder, "--study=ess", "--seeds=1")
     shutil.rmtree(folder / "study" / "seed-0")
-    with pytest.raises(SystemExit, match=r"has numbers of seed 0, but .*seed-0, where they were measured, is gone"):
+    with pytest.raises(
+        SystemExit, match=r"has numbers of the study of seed 0, but .*seed-0, where they were measured, is gone"
+    ):
         compare(file, folder, "--study=ess", "--seeds=1")
+
+
+def test_a_study_trains_the_arm_at_other_rates_and_numbers_of_replays_too(tiny_environment, tmp_path, capsys):
+    study = {"arm": "freshper_50", "ages": [0, 2, 4, 6], "groups": 2, "learning_rates": [3.0], "replay_updates": [0]}
+    file, folder = edited(tmp_path / "compare.yaml", {"study": study}), tmp_path / "results"
+    compare(file, folder, "--study=ess", "--seeds=1")
+    rows = staleness.read(folder / "staleness.csv")
+    itself, faster, alone = ("", "learning rate x 3", "K = 0")
+    moved = {
+        (row.variant, row.age): row.value for row in rows if row.quantity == "variance_token" and row.age in (0, 6)
+    }
+    assert moved[itself, 0] == moved[faster, 0] == moved[alone, 0]
+    assert moved[faster, 6] > 2 * moved[itself, 6] > 2 * moved[itself, 0]
+    assert moved[alone, 6] != moved[itself, 6]
+    assert {row.variant for row in rows if row.quantity in ("cosine", "return")} == {itself}
+    page = (folder / "staleness.md").read_text()
+    assert re.search(r"\| token, learning rate x 3 \| \d+, .* \| (linear|quadratic) \| 2-4: ", page)
+    said = capsys.readouterr().out
+    assert "2 variants of it with the probe alone" in said
+    assert "seed 0, K = 0, age 6: " in said
+    own, third, none = (
+        OmegaConf.load(folder / "study" / place / "seed-0" / "train" / "config.yaml")
+        for place in ("", "learning_rate_x_3", "K_0")
+    )
+    assert third.model.optimizer.init_args.lr == pytest.approx(3 * own.model.optimizer.init_args.lr)
+    assert none.data.init_args.replay_updates == 0 != own.data.init_args.replay_updates
+    study["replay_updates"] = [2]
+    with pytest.raises(SystemExit, match=r"study\.replay_updates=\[2\] must not have 2, the arm's own"):
+        compare(edited(file, {"study": study}), tmp_path / "other", "--study=ess", "--seeds=1")
 
 
 def written(output):
@@ -362,6 +395,11 @@ def test_what_a_study_fails_of_is_said(tiny_environment, tmp_path, capsys):
         ({"arm": "nobody"}, r"study\.arm=nobody must be one of the arms: "),
         ({"ages": [3, 6]}, r"study\.ages=\[3, 6\] must be in order, with 0 first"),
         ({"groups": 1}, r"study\.groups=1 must be at least 2"),
+        (
+            {"learning_rates": [3, 1]},
+            r"study\.learning_rates=\[3\.0, 1\.0\] must be different factors above 0 and other",
+        ),
+        ({"replay_updates": [0, 0]}, r"study\.replay_updates=\[0, 0\] must be different numbers, at least 0"),
     ],
 )
 def test_a_study_that_cannot_be_made_is_refused(tiny_environment, tmp_path, study, message):
