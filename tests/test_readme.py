@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from freshper_lightning.compare.plan import Plan
+from freshper_lightning.compare.settings import read_comparison
 from freshper_lightning.policy.tiny import TinySpec, build_tiny, byte_tokenizer
 from tests.command import PATIENCE, ROOT
 
@@ -14,9 +16,10 @@ README = (ROOT / "README.md").read_text()
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
-def block(title):
-    """The block of Python that begins with ``# title``."""
-    (found,) = [code for code in PYTHON if code.startswith(f"# {title}\n")]
+def block(title, page="README.md"):
+    """The block of a page that begins with ``# title``."""
+    blocks = re.findall(r"```\w+\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    (found,) = [code for code in blocks if re.match(rf"# {re.escape(title)}\b", code)]
     return found
 
 
@@ -46,6 +49,26 @@ def test_the_environment_and_the_priority_of_the_readme_train(folder):
     said = freshper(folder, "fit", *stack, *small, *quick, *own)
     assert "success, sampled" in said
     assert (folder / "runs" / "run" / "version_0" / "checkpoints" / "last.ckpt").exists()
+
+
+def test_a_tiny_policy_of_ones_own_is_warm_started_as_the_docs_say(folder):
+    (folder / "guess_policy.py").write_text(block("guess_policy.py", "docs/tasks.md"))
+    freshper(folder, "tiny", "--path=base", "--task=guess_policy", "--spec.hidden_size=32", "--spec.layers=1")
+    stack = ("-c", "configs/base.yaml", "-c", "configs/methods/warm_start.yaml", "--model.path=base")
+    own = ("--rollout.environment.id=guess:Guess-v0", "--data.demonstrate=guess_policy.demonstrate")
+    small = ("--trainer.max_epochs=1", "--data.episodes=32", "--evaluation.episodes=4")
+    said = freshper(folder, "fit", *stack, *own, *small, "--rollout.engine.name=transformers")
+    assert "success, greedy" in said
+
+
+def test_the_comparison_of_the_docs_is_one(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    (folder / "mine.yaml").write_text(block("mine.yaml", "docs/results.md"))
+    comparison = read_comparison("mine.yaml")
+    arms = Plan(comparison, folder / "results", comparison.chosen(None)).recipes
+    assert list(arms) == ["on_policy", "on_policy_epochs", "freshper"]
+    assert {arm.config["rollout"]["environment"]["id"] for arm in arms.values()} == {"guess:Guess-v0"}
 
 
 def test_the_buffer_is_usable_alone(capsys):

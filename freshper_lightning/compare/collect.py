@@ -6,18 +6,16 @@ import os
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
-from typing import TypeVar
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from freshper_lightning import csv_table
 from freshper_lightning.callbacks.evaluation import ITERATION, STEPS
 from freshper_lightning.callbacks.report import read_scalars
 from freshper_lightning.compare.run import TrainingJob
 from freshper_lightning.compare.settings import MODES
 from freshper_lightning.compare.stack import LEARNING_RATE, flat
-from freshper_lightning.errors import ConfigurationError, require_setting
-
-Number = TypeVar("Number", int, float)
+from freshper_lightning.errors import require_setting
 
 
 @dataclass(frozen=True)
@@ -39,6 +37,8 @@ class Row:
     """Share of the episodes; None where the environment gives no verdict."""
     score: float
     """Mean return; the column is named ``return``."""
+    episodes: int
+    """How many these are means of."""
     config: str
     """Digest of the run's whole configuration: its settings, seed and start, which counts by its path where it is a
     folder."""
@@ -56,16 +56,17 @@ def rows_of(task: str, job: TrainingJob) -> list[Row]:
     scalars, seconds = read_scalars(job.folder), training_seconds(job.folder)
     digest, made_with = job.marker.digest(), job.marker.code()
     environment_steps, iterations = dict(scalars[STEPS]), dict(scalars[ITERATION])
-    rate = flat(job.recipe.config).get(LEARNING_RATE)
+    settings = flat(job.recipe.config)
+    rate, episodes = settings.get(LEARNING_RATE), int(settings["evaluation.episodes"])
     rows = []
     for mode in MODES:
         success = dict(scalars.get(f"evaluation/{mode}/success", []))
         for update, score in scalars.get(f"evaluation/{mode}/return", []):
             steps = environment_steps[update]
             moment = (update, int(iterations[update]), int(steps), round(seconds[update], 2))
-            share = success.get(update)
-            rounded = None if share is None else round(share, 6)
-            rows.append(Row(task, job.arm, job.seed, *moment, mode, rounded, round(score, 6), digest, made_with, rate))
+            # Not rounded: means of rounded values differ where those of the values are equal.
+            values = (mode, success.get(update), score, episodes)
+            rows.append(Row(task, job.arm, job.seed, *moment, *values, digest, made_with, rate))
     return rows
 
 
@@ -128,42 +129,33 @@ def read_table(path: str | Path) -> list[Row]:
     Raises:
         ConfigurationError: There is no such file, it has other columns, or a line is no evaluation.
     """
-    if not Path(path).is_file():
-        raise ConfigurationError(f"{path} is not a file")
-    with Path(path).open(newline="") as file:
-        reader = csv.DictReader(file)
-        if tuple(reader.fieldnames or ()) != COLUMNS:
-            raise ConfigurationError(f"{path} must have the columns {', '.join(COLUMNS)}, and no others")
-        return [_parsed(line, f"{path}, line {reader.line_num}") for line in reader]
+    return [_parsed(line) for line in csv_table.read_table(path, COLUMNS)]
 
 
-def _parsed(line: dict[str, str], place: str) -> Row:
-    if None in line or None in line.values():
-        raise ConfigurationError(f"{place} must have {len(COLUMNS)} values")
-
-    def number(column: str, kind: type[Number]) -> Number:
-        try:
-            return kind(line[column])
-        except ValueError as error:
-            raise ConfigurationError(f"{place}: {column}={line[column]} must be a number") from error
-
+def _parsed(line: csv_table.Line) -> Row:
+    values = line.values
     row = Row(
-        task=line["task"],
-        arm=line["arm"],
-        seed=number("seed", int),
-        update=number("update", int),
-        iteration=number("iteration", int),
-        environment_steps=number("environment_steps", int),
-        seconds=number("seconds", float),
-        mode=line["mode"],
-        success=number("success", float) if line["success"] else None,
-        score=number("return", float),
-        config=line["config"],
-        code=line["code"],
-        learning_rate=number("learning_rate", float) if line["learning_rate"] else None,
+        task=values["task"],
+        arm=values["arm"],
+        seed=line.number("seed", int),
+        update=line.number("update", int),
+        iteration=line.number("iteration", int),
+        environment_steps=line.number("environment_steps", int),
+        seconds=line.number("seconds", float),
+        mode=values["mode"],
+        success=line.number("success", float) if values["success"] else None,
+        score=line.number("return", float),
+        episodes=line.number("episodes", int),
+        config=values["config"],
+        code=values["code"],
+        learning_rate=line.number("learning_rate", float) if values["learning_rate"] else None,
     )
-    require_setting(f"{place}: mode", row.mode, row.mode in MODES, " or ".join(MODES))
-    require_setting(
-        f"{place}: success", row.success, row.success is None or 0 <= row.success <= 1, "from 0 to 1, or empty"
-    )
+    for column in ("seed", "update", "iteration", "environment_steps", "seconds"):
+        found = getattr(row, column)
+        require_setting(f"{line.place}: {column}", found, 0 <= found < math.inf, "a number of at least 0")
+    require_setting(f"{line.place}: return", row.score, math.isfinite(row.score), "a finite number")
+    require_setting(f"{line.place}: mode", row.mode, row.mode in MODES, " or ".join(MODES))
+    require_setting(f"{line.place}: episodes", row.episodes, row.episodes >= 1, "at least 1")
+    share = row.success is None or 0 <= row.success <= 1
+    require_setting(f"{line.place}: success", row.success, share, "from 0 to 1, or empty")
     return row

@@ -1,6 +1,7 @@
 """`freshper compare`."""
 
 import argparse
+import math
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -8,15 +9,25 @@ from pathlib import Path
 from types import FrameType
 
 from freshper_lightning.compare.collect import Row, read_table
+from freshper_lightning.compare.curves import curves_of
 from freshper_lightning.compare.ledger import Ledger, by_run, require_whole
 from freshper_lightning.compare.plan import Plan, check_seeds
 from freshper_lightning.compare.processes import Processes
-from freshper_lightning.compare.report import write_report
+from freshper_lightning.compare.report import nothing_learned, write_report
 from freshper_lightning.compare.run import Job, TrainingJob
 from freshper_lightning.compare.schedule import Forecast, default_jobs, duration, run_jobs
 from freshper_lightning.compare.settings import Comparison, read_comparison
 from freshper_lightning.compare.study import STUDIES, run_study
-from freshper_lightning.compare.tuning import CHOSEN, choose, is_chosen, trials, tuned, write_choices
+from freshper_lightning.compare.tuning import (
+    CHOSEN,
+    choose,
+    incomplete,
+    is_chosen,
+    search_of,
+    trials,
+    tuned,
+    write_choices,
+)
 from freshper_lightning.errors import ConfigurationError, require_setting
 from freshper_lightning.policy.net import require_model_folder
 
@@ -41,8 +52,12 @@ def main(arguments: Sequence[str]) -> None:
             raise ConfigurationError(
                 f"--seeds={options.seeds} must not be given with --table, of which all seeds count"
             )
-        rows = _rows_of_table(options.table, comparison, options.arms)
-        print(f"report: {write_report(rows, comparison, folder, {})}")
+        if options.folder is None:
+            raise ConfigurationError(
+                f"--folder must be given with --table: {folder} may hold the report of all that was run"
+            )
+        rows, left_out = _rows_of_table(options.table, comparison, options.arms)
+        _report(rows, comparison, folder, left_out)
         return
     jobs = options.jobs or default_jobs(comparison.limits)
     before = signal.signal(signal.SIGTERM, _interrupted)
@@ -57,17 +72,30 @@ def main(arguments: Sequence[str]) -> None:
         sys.exit(f"freshper: {len(failures)} failed: {'; '.join(failures)}; {again}")
 
 
-def _rows_of_table(path: Path, comparison: Comparison, arms: list[str] | None) -> list[Row]:
+def _report(
+    rows: Sequence[Row], comparison: Comparison, folder: Path, missing: Mapping[str, str], search: str = ""
+) -> None:
+    print(f"report: {write_report(rows, comparison, folder, missing, search)}")
+    own = [row for row in rows if row.task == comparison.task]
+    if warning := nothing_learned(curves_of(own, comparison.metric, comparison.mode)):
+        print(warning)
+
+
+def _rows_of_table(path: Path, comparison: Comparison, arms: list[str] | None) -> tuple[list[Row], dict[str, str]]:
+    """Those of the named arms and the baseline, of all where none is named; and which arms are left out."""
     rows = read_table(path)
     runs = by_run(rows, path)
-    require_whole(runs, path)
+    require_whole(
+        {run: found for run, found in runs.items() if run[0] == comparison.task}, path, comparison.final_window
+    )
     if arms is None:
-        return rows
+        return rows, {}
     there = {arm for task, arm, _ in runs if task == comparison.task}
     known = ", ".join(sorted(there)) or "none"
     for arm in arms:
         require_setting("--arms", arm, arm in there, f"an arm that {path} has evaluations of: {known}")
-    return [row for row in rows if row.arm in {*arms, comparison.baseline}]
+    wanted = {*arms, comparison.baseline}
+    return [row for row in rows if row.arm in wanted], dict.fromkeys(sorted(there - wanted), "left out by --arms")
 
 
 def _run_as_asked(options: argparse.Namespace, comparison: Comparison, folder: Path, jobs: int) -> dict[str, str]:
@@ -112,32 +140,45 @@ def _compare(plan: Plan, seeds: Sequence[int], jobs: int) -> dict[str, str]:
     rows = ledger.rows(runs)
     if rows:
         print(f"table: {ledger.path}")
-        print(f"report: {write_report(rows, plan.comparison, plan.folder, failures)}")
+        _report(rows, plan.comparison, plan.folder, failures, search_of(plan.folder / CHOSEN, plan))
     return failures
 
 
 def _tune(plan: Plan, jobs: int) -> dict[str, str]:
     path, found = plan.folder / CHOSEN, trials(plan)
     left = {arm: by_factor for arm, by_factor in found.items() if not is_chosen(path, plan, arm)}
+    lacking: dict[str, str] = {}
 
-    def collect() -> None:
-        ended = [arm for arm in left if all(run.finished for group in left[arm].values() for run in group)]
-        for arm, choice in choose(plan, {arm: left[arm] for arm in ended}).items():
+    def collect() -> list[str]:
+        """Write what can be chosen; returns the arms whose runs have ended without a rate that is any good."""
+        ended = [arm for arm in left if all(run.finished for run in _all({arm: left[arm]}))]
+        short = {arm: incomplete(plan.comparison.task, _all({arm: left[arm]})) for arm in ended}
+        for names in short.values():
+            lacking.update(names)
+        whole = [arm for arm in ended if not short[arm]]
+        for arm, choice in choose(plan, {arm: left[arm] for arm in whole}).items():
             del left[arm]
             write_choices(path, {arm: choice})
             edge = ", at the edge of tuning.factors: a better one may lie beyond" if choice.at_edge else ""
-            print(f"{arm}: learning rate {choice.learning_rate:.3g} of {choice.results}{edge}", flush=True)
+            results = ", ".join(f"{_shown(result)} at x {factor}" for factor, result in choice.results.items())
+            print(f"{arm}: learning rate {choice.learning_rate:.3g} ({results}){edge}", flush=True)
+        return [arm for arm in whole if arm in left]
 
     trying = _all(left)
     failures = _run(plan, _all(found), trying, jobs, collect)
-    collect()
+    hopeless = collect()
+    for name, reason in lacking.items():
+        print(f"{name}: FAILED: {reason}")
     diverged = {run.name for run in trying if run.diverged}
-    failures = {name: reason for name, reason in failures.items() if name not in diverged}
-    hopeless = [arm for arm in left if all(run.finished for group in left[arm].values() for run in group)]
+    failures = {name: reason for name, reason in failures.items() if name not in diverged} | lacking
     failures |= dict.fromkeys(hopeless, "diverged at every factor: give tuning.factors a smaller one")
     if not failures:
         print(f"chosen: {path}")
     return failures
+
+
+def _shown(result: float) -> str:
+    return f"{result:.4g}" if math.isfinite(result) else "diverged"
 
 
 def _all(found: Mapping[str, Mapping[float, Sequence[TrainingJob]]]) -> list[TrainingJob]:
@@ -156,7 +197,8 @@ def _run(
     warm = plan.warm_starts(sorted({run.seed for run in left}))
     for job in [*warm, *unrecorded]:
         job.marker.check()
-    forecast = Forecast(jobs, [run.marker.seconds() or 0.0 for run in runs if run.succeeded])
+    known = [run.marker.seconds() for run in runs if run.succeeded]
+    forecast = Forecast(jobs, [seconds for seconds in known if seconds is not None])
     _announce(plan.comparison, warm, left, len(runs), forecast)
     processes = Processes(plan.comparison.limits)
     failures = run_jobs(warm, processes, Forecast(jobs))

@@ -6,7 +6,7 @@ from pathlib import Path
 from freshper_lightning.compare.collect import Row, read_table, rows_of, write_table
 from freshper_lightning.compare.run import TrainingJob
 from freshper_lightning.compare.settings import MODES
-from freshper_lightning.errors import ConfigurationError
+from freshper_lightning.errors import ConfigurationError, require_setting
 from freshper_lightning.exclusive import exclusive
 
 Runs = dict[tuple[str, str, int], list[Row]]
@@ -45,7 +45,7 @@ class Ledger:
                 f"{self.path} holds {run.name} of another configuration than arms.{run.arm} has now; give another"
                 " --folder, or remove these rows"
             )
-        if missing := _missing(rows, run):
+        if missing := missing_evaluation(rows, run):
             raise ConfigurationError(f"{self.path} holds {run.name} without {missing}; remove the rest of it")
         return True
 
@@ -61,12 +61,12 @@ class Ledger:
         with exclusive(self.path):
             known = self._read()
             new = {run.name: (run, rows_of(self._task, run)) for run in runs if not self._has(known, run)}
-            lacking = {name: missing for name, (run, rows) in new.items() if (missing := _missing(rows, run))}
+            lacking = {name: missing for name, (run, rows) in new.items() if (missing := missing_evaluation(rows, run))}
             whole = [(run, rows) for name, (run, rows) in new.items() if name not in lacking]
             known |= {(self._task, run.arm, run.seed): rows for run, rows in whole}
             if whole:
                 write_table(self.path, [row for key in sorted(known) for row in known[key]])
-        return {name: f"its logs are without {missing}" for name, missing in lacking.items()}
+        return {name: lacks(missing) for name, missing in lacking.items()}
 
     def rows(self, runs: Sequence[TrainingJob]) -> list[Row]:
         """Of these runs, as far as they are there."""
@@ -81,26 +81,32 @@ def by_run(rows: Iterable[Row], path: Path) -> Runs:
     """The rows of a table, run by run.
 
     Raises:
-        ConfigurationError: An evaluation is there more than once; the message names it.
+        ConfigurationError: An evaluation is there more than once, or a run has several configurations; the message
+            names it.
     """
     found: Runs = {}
     seen = set[tuple[str, str, int, str, int]]()
     for row in rows:
-        moment = (row.task, row.arm, row.seed, row.mode, row.update)
+        name = f"{row.arm}, seed {row.seed} of {row.task}"
+        moment = (row.task, row.arm, row.seed, row.mode, row.iteration)
         if moment in seen:
             raise ConfigurationError(
-                f"{path} has {row.arm}, seed {row.seed}, {row.mode}, update {row.update} of {row.task} more than once"
+                f"{path} has the {row.mode} evaluation of iteration {row.iteration} of {name} twice"
             )
         seen.add(moment)
-        found.setdefault((row.task, row.arm, row.seed), []).append(row)
+        run = found.setdefault((row.task, row.arm, row.seed), [])
+        if run and run[0].config != row.config:
+            raise ConfigurationError(f"{path} has {name} with configurations {run[0].config} and {row.config}")
+        run.append(row)
     return found
 
 
-def require_whole(runs: Runs, path: Path) -> None:
+def require_whole(runs: Runs, path: Path, window: int) -> None:
     """Does nothing where all runs of a task have been evaluated at the same iterations, in the same modes.
 
     Raises:
-        ConfigurationError: A run lacks an evaluation that others have; the message names it.
+        ConfigurationError: A run lacks an evaluation that others have, or has fewer after its start than the ``window``
+            whose mean is its result; the message names it.
     """
     moments = {run: {(row.mode, row.iteration) for row in rows} for run, rows in runs.items()}
     for (task, arm, seed), own in moments.items():
@@ -111,10 +117,18 @@ def require_whole(runs: Runs, path: Path) -> None:
                 f"{path} has {arm}, seed {seed} of {task} without the {mode} evaluation of iteration {iteration}, which"
                 " other runs have; remove the rest of it"
             )
+        trained = len({iteration for _, iteration in own if iteration > 0})
+        where = f"the evaluations of {arm}, seed {seed} of {task} in {path}"
+        require_setting("final_window", window, window <= trained, f"at most {where}: {trained}")
 
 
-def _missing(rows: Sequence[Row], run: TrainingJob) -> str:
-    """Which evaluations of a whole run are not there, in words; empty where all are."""
+def lacks(missing: str) -> str:
+    """Why a finished run does not count."""
+    return f"its logs are without {missing}"
+
+
+def missing_evaluation(rows: Sequence[Row], run: TrainingJob) -> str:
+    """Which evaluation of a whole run is not there, in words; empty where all are."""
     evaluation, iterations = run.recipe.config["evaluation"], run.recipe.config["trainer"]["max_epochs"]
     every = evaluation["every_n_iterations"]
     expected = {*range(every, iterations + 1, every), *([0] if evaluation["at_start"] else [])}

@@ -55,8 +55,7 @@ class Marker:
         changes = [f"{key} was {before.get(key)} and is {now.get(key)}" for key in keys[:SHOWN]]
         more = f", and {len(keys) - SHOWN} more" if len(keys) > SHOWN else ""
         raise ConfigurationError(
-            f"{self.folder} holds results of another configuration ({'; '.join(changes)}{more}); give another --folder,"
-            " or remove this one"
+            f"{self.folder} holds results of another configuration ({'; '.join(changes)}{more}); give another --folder"
         )
 
     def begin(self, goes_on: bool = False) -> None:
@@ -64,19 +63,30 @@ class Marker:
         first = json.loads(self._begun.read_text()).get("code", "unknown") if goes_on and self.has_begun else code()
         _write(self._begun, {"digest": self.digest(), "code": first, "config": self.config})
 
-    def finish(self, seconds: float, diverged: str | None = None) -> None:
-        """Say that all is there, and how long this attempt took; or that no more will come, and why."""
-        both = of_both(json.loads(self._begun.read_text())["code"], code())
-        _write(self._finished, {"digest": self.digest(), "code": both, "seconds": seconds, "diverged": diverged})
+    def finish(self, seconds: float, *, continued: bool = False, diverged: str | None = None) -> None:
+        """Say that all is there, and how long this attempt took; or that no more will come, and why.
+
+        Args:
+            seconds: Of this attempt.
+            continued: Whether it went on with what another had left.
+            diverged: Why there will never be a result.
+        """
+        found = {"digest": self.digest(), "code": of_both(json.loads(self._begun.read_text())["code"], code())}
+        _write(self._finished, found | {"seconds": seconds, "continued": continued, "diverged": diverged})
 
     def code(self) -> str:
         """Which code the finished run was made with."""
         return str(json.loads(self._finished.read_text()).get("code", "unknown"))
 
+    @property
+    def finished(self) -> bool:
+        """Whether :meth:`finish` has been called for this configuration."""
+        return self._end() is not None
+
     def seconds(self) -> float | None:
-        """How long the attempt took that finished; None where none has, or it was of another configuration."""
+        """How long the whole took; None where it is not finished, or several attempts were needed."""
         found = self._end()
-        return None if found is None else float(found["seconds"])
+        return None if found is None or found.get("continued") else float(found["seconds"])
 
     def diverged(self) -> str | None:
         """Why the folder's run ended before its time; None where it did not, is not finished or was of another."""

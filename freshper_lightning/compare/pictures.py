@@ -33,7 +33,7 @@ def draw_outcomes(outcomes: Mapping[str, Outcome], baseline: str, label: str, pa
     if baseline in outcomes:
         axes.axvline(outcomes[baseline].estimate.value, color="black", linewidth=0.8, linestyle=":")
     axes.set_yticks(range(len(outcomes)), list(outcomes))
-    axes.invert_yaxis()
+    axes.set_ylim(len(outcomes) - 0.5, -0.5)
     axes.set_xlabel(label)
     axes.grid(axis="x", alpha=0.3)
     figure.savefig(path, dpi=110)
@@ -63,7 +63,7 @@ def draw_arms(curves: Sequence[Curve], baseline: str, label: str, path: Path) ->
     """One panel for each arm, over environment steps, with the baseline in grey behind it."""
     arms = list(dict.fromkeys(curve.arm for curve in curves))
     rows = -(-len(arms) // COLUMNS)
-    size = (3.6 * COLUMNS, 2.8 * rows)
+    size = (3.6 * COLUMNS, 0.8 + 2.8 * rows)
     figure, panels = pyplot.subplots(
         rows, COLUMNS, sharex=True, sharey=True, squeeze=False, figsize=size, layout="constrained"
     )
@@ -85,13 +85,15 @@ def _draw(curves: Sequence[Curve], axis: str, axes: Any, opacity: float, **style
     if not curves:
         return
     places, values = on_common_places(curves, axis)
+    if not len(places):
+        return
     low, high = intervals(values)
     (line,) = axes.plot(places, interquartile_mean(values, axis=0), **style)
     axes.fill_between(places, low, high, color=line.get_color(), alpha=opacity, linewidth=0)
 
 
 def on_common_places(curves: Sequence[Curve], axis: str) -> tuple[Floats, Floats]:
-    """Places [PLACES] that every run passes, and the runs' values there, [runs, PLACES]."""
+    """Places [PLACES] that every run passes, and the runs' values there, [runs, PLACES]; no places where none does."""
     starts, ends = ([float(getattr(curve, axis)[end]) for curve in curves] for end in (0, -1))
-    places = np.linspace(max(starts), min(ends), PLACES)
+    places = np.linspace(max(starts), min(ends), PLACES) if max(starts) <= min(ends) else np.empty(0)
     return places, np.stack([curve.at(axis, places) for curve in curves])

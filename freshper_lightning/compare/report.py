@@ -26,7 +26,9 @@ DEFINITIONS = {
 }
 
 
-def write_report(rows: Sequence[Row], comparison: Comparison, folder: Path, missing: Mapping[str, str]) -> Path:
+def write_report(
+    rows: Sequence[Row], comparison: Comparison, folder: Path, missing: Mapping[str, str], search: str = ""
+) -> Path:
     """Write the page and its pictures; returns the page.
 
     Args:
@@ -34,6 +36,7 @@ def write_report(rows: Sequence[Row], comparison: Comparison, folder: Path, miss
         comparison: Which measures, and which baseline.
         folder: Where they go.
         missing: Runs that were asked for and are not there, and why.
+        search: Where learning rates come from, in words.
 
     Raises:
         ConfigurationError: There is nothing to report.
@@ -52,7 +55,7 @@ def write_report(rows: Sequence[Row], comparison: Comparison, folder: Path, miss
     page = folder / PAGE
     modes = sorted({row.mode for row in own} - {comparison.mode})
     others = {mode: measure(curves_of(own, comparison.metric, mode), comparison) for mode in modes}
-    page.write_text("\n\n".join(_sections(own, curves, others, comparison, missing)) + "\n")
+    page.write_text("\n\n".join(_sections(own, curves, others, comparison, missing, search)) + "\n")
     return page
 
 
@@ -68,10 +71,14 @@ def _sections(
     others: Mapping[str, Measures],
     comparison: Comparison,
     missing: Mapping[str, str],
+    search: str,
 ) -> Iterable[str]:
     found = measure(curves, comparison)
     yield f"# {comparison.task}: {comparison.metric} of held-out episodes, {comparison.mode}"
+    if warning := nothing_learned(curves):
+        yield f"**{warning}**"
     yield _trust(curves)
+    yield f"{_evaluations(rows, found.start)} {search}".strip()
     yield f"Made with code {', '.join(sorted({row.code for row in rows}))}."
     yield f"![The result of each arm, with its interval and every seed]({FINALS})"
     yield f"![Learning curves of all arms]({CURVES})\n\n![Each arm beside the baseline]({ARMS})"
@@ -87,12 +94,14 @@ def _sections(
 def _trust(curves: Sequence[Curve]) -> str:
     seeds = {arm: sum(curve.arm == arm for curve in curves) for arm in (curve.arm for curve in curves)}
     fewest, most = min(seeds.values()), max(seeds.values())
-    number = f"{fewest} seeds per arm" if fewest == most else f"{fewest} to {most} seeds per arm"
+    number = counted(fewest, "seed") if fewest == most else f"{fewest} to {most} seeds"
     text = (
-        f"{number}. Values are interquartile means over seeds [95 % interval of the stratified bootstrap]. Differences"
-        " are paired by seed, since all arms of a seed start from the same policy."
+        f"{number} per arm. Values are interquartile means over seeds [95 % percentile interval of the stratified"
+        " bootstrap]. Differences are paired by seed, since all arms of a seed start from the same policy."
     )
-    if fewest < 10:
+    if fewest < 2:
+        text += " A single seed has no interval: what is below says nothing about how runs differ."
+    elif fewest < 10:
         text += (
             " With so few seeds the intervals are too narrow (docs/results.md has their measured coverage), and one"
             " unusual seed moves them: take them for the spread of what was seen. The sign test beside each difference"
@@ -100,6 +109,27 @@ def _trust(curves: Sequence[Curve]) -> str:
             " arms are compared with one baseline, and nothing corrects for that."
         )
     return text
+
+
+def nothing_learned(curves: Sequence[Curve]) -> str:
+    """A warning where no run has ever moved, as where every return of a group is alike; or else nothing."""
+    values = np.concatenate([curve.values for curve in curves])
+    if np.ptp(values) > 0:
+        return ""
+    return (
+        f"Every evaluation of every run is {values[0]:.3f}: nothing was learned, and so nothing is compared. Each run's"
+        " output.txt says how far the policy was when training began and whether there was anything to learn from."
+    )
+
+
+def _evaluations(rows: Sequence[Row], start: float) -> str:
+    episodes = sorted({row.episodes for row in rows})
+    counts = ", ".join(map(str, episodes))
+    return (
+        f"Runs begin at {start:.3f} on average. Each evaluation is a mean of {counts} held-out episodes: a success rate"
+        f" of so many is known to within ±{1.96 * np.sqrt(0.25 / episodes[0]):.2f} at worst (95 %), of which what the"
+        " instances have in it, the same for all arms, is in no interval."
+    )
 
 
 def _definitions(found: Measures, comparison: Comparison) -> str:
@@ -140,7 +170,8 @@ def _costs(rows: Sequence[Row], curves: Sequence[Curve]) -> list[str]:
         for values in zip(*((c.update[-1], c.environment_steps[-1], c.seconds[-1]) for c in curves), strict=True)
     )
     shown = ", ".join(f"{rate:.2g}" for rate in rates) or "–"
-    return [shown, f"{updates:,.0f}", f"{steps:,.0f}", f"{seconds / 60:.1f}"]
+    minutes = seconds / 60
+    return [shown, f"{updates:,.0f}", f"{steps:,.0f}", f"{minutes:.1f}" if minutes >= 1 else f"{minutes:.2f}"]
 
 
 def _differences(found: Measures, reference: str) -> str:
@@ -175,6 +206,11 @@ def interval(found: Estimate, form: str) -> str:
     if found.low is None or found.high is None:
         return form.format(found.value)
     return f"{form} [{form}, {form}]".format(found.value, found.low, found.high)
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 seed``, ``2 seeds``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

@@ -38,7 +38,7 @@ class Job(ABC):
     @property
     def finished(self) -> bool:
         """Whether there is nothing left to do."""
-        return self.marker.seconds() is not None
+        return self.marker.finished
 
     @property
     def goes_on(self) -> bool:
@@ -71,14 +71,15 @@ class Job(ABC):
                 self.marker.check()
             except ConfigurationError as error:
                 raise RunFailedError(str(error)) from error
-            self.marker.begin(self.goes_on)
+            continued = self.goes_on
+            self.marker.begin(continued)
             try:
                 self._work(processes, lock)
             except DivergedError as error:
-                self.marker.finish(time.monotonic() - start, str(error))
+                self.marker.finish(time.monotonic() - start, diverged=str(error))
                 raise
             seconds = time.monotonic() - start
-            self.marker.finish(seconds)
+            self.marker.finish(seconds, continued=continued)
         return seconds
 
 

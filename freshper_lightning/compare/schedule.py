@@ -85,10 +85,11 @@ def run_jobs(
         running = {pool.submit(job, processes): job for job in waiting}
         try:
             for number, done in enumerate(as_completed(running), 1):
-                _report(done, running[done].name, failures, forecast)
+                _report(done, running[done], failures, forecast)
                 finished()
                 print(f"[{number}/{len(waiting)}] {forecast.sentence(len(waiting) - number)}", flush=True)
         except BaseException:
+            print("stopping what runs; this takes some seconds", flush=True)
             for future in running:
                 future.cancel()
             processes.stop()
@@ -96,7 +97,8 @@ def run_jobs(
     return failures
 
 
-def _report(done: Future[float], name: str, failures: dict[str, str], forecast: Forecast) -> None:
+def _report(done: Future[float], job: Job, failures: dict[str, str], forecast: Forecast) -> None:
+    name = job.name
     try:
         seconds = done.result()
     except RunFailedError as error:
@@ -105,6 +107,7 @@ def _report(done: Future[float], name: str, failures: dict[str, str], forecast: 
     except StoppedError:
         failures[name] = "stopped"
     else:
-        if seconds:  # another process may have finished it meanwhile
-            forecast.seconds.append(seconds)
+        whole = job.marker.seconds()
+        if seconds and whole is not None:  # another process may have finished it meanwhile, or another attempt begun it
+            forecast.seconds.append(whole)
         print(f"{name}: {duration(seconds)}", flush=True)

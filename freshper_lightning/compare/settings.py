@@ -1,6 +1,7 @@
 """What a comparison is: the keys of its YAML file, read and checked before anything runs."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from freshper_lightning.errors import ConfigurationError, require_setting
 
 METRICS = ("success", "return")
 MODES = ("sampled", "greedy")
+APART = "different from one another in three digits"
+"""What factors of a learning rate must be, which name runs in so many."""
 
 
 @dataclass
@@ -35,6 +38,16 @@ class WarmStart:
     """Files above the common stack."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Keys of `freshper fit`, on top."""
+
+
+def shown(factor: float) -> str:
+    """A factor of a learning rate in the names of runs."""
+    return f"{factor:.3g}"
+
+
+def distinct(factors: Sequence[float]) -> bool:
+    """Whether runs at these factors have different names."""
+    return len({shown(factor) for factor in factors}) == len(factors)
 
 
 @dataclass
@@ -73,6 +86,7 @@ class Tuning:
         )
         positive = bool(self.factors) and min(self.factors) > 0
         require_setting("tuning.factors", self.factors, positive and 1.0 in self.factors, "above 0, with 1 among them")
+        require_setting("tuning.factors", self.factors, distinct(self.factors), APART)
         window = self.final_window
         require_setting("tuning.final_window", window, window is None or window >= 1, "at least 1")
 
@@ -97,8 +111,8 @@ class StudySettings:
         require_setting("study.ages", self.ages, ages == self.ages and ages[:1] == [0], "in order, with 0 first")
         require_setting("study.groups", self.groups, self.groups >= 2, "at least 2")
         rates, updates = self.learning_rates, self.replay_updates
-        other = all(factor > 0 and factor != 1 for factor in rates) and len(set(rates)) == len(rates)
-        require_setting("study.learning_rates", rates, other, "different factors above 0 and other than 1")
+        other = all(factor > 0 for factor in rates) and distinct([1.0, *rates])
+        require_setting("study.learning_rates", rates, other, f"factors above 0, {APART} and from 1")
         counts = all(number >= 0 for number in updates) and len(set(updates)) == len(updates)
         require_setting("study.replay_updates", updates, counts, "different numbers, at least 0")
 
@@ -145,7 +159,10 @@ class Comparison:
         require_setting("arms", list(self.arms), len(self.arms) > 0, "at least one arm")
         for name in self.arms:
             require_setting(
-                "arms", name, re.fullmatch(r"\w[\w.+-]*", name) is not None, "a name of letters, digits and _.+-"
+                "arms",
+                name,
+                re.fullmatch(r"[^\W_][\w.+-]*", name) is not None,
+                "a letter or digit, and then letters, digits and _.+-",
             )
         named = ", ".join(self.arms)
         require_setting("baseline", self.baseline, self.baseline in self.arms, f"one of the arms: {named}")
@@ -203,6 +220,8 @@ def _sentence(error: Exception) -> str:
     keys = [line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")]
     marks = ("full_key: ", "object_type=", "reference_type=")
     told = " ".join(line for line in lines if line and not line.startswith(marks))
+    if missing := re.search(r"missing mandatory value: (\w+)", told):
+        return f"{missing[1]} must be given"
     return f"{keys[0]}: {told}" if keys and keys[0] else told
 
 
@@ -214,4 +233,4 @@ def _require_files(path: str | Path, comparison: Comparison) -> None:
     for key, files in stacks.items():
         for file in files:
             if not Path(file).is_file():
-                raise ConfigurationError(f"{path}: {key}: {file} is not a file")
+                raise ConfigurationError(f"{path}: {key}: {file} is not a file; paths are from {Path.cwd()}")

@@ -41,8 +41,8 @@ class Recipe:
         return float(rate)
 
     def at(self, learning_rate: float) -> "Recipe":
-        """The same at another learning rate."""
-        return self._but(LEARNING_RATE, learning_rate)
+        """The same at another learning rate, in six digits."""
+        return self._but(LEARNING_RATE, float(f"{learning_rate:.6g}"))
 
     def replay_updates(self) -> int:
         """K of the method.

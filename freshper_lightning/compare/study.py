@@ -1,17 +1,18 @@
 """`freshper compare --study ess`: what stale trajectories are worth to the policies that learn from them."""
 
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from freshper_lightning.compare.marker import Marker
 from freshper_lightning.compare.plan import Plan
-from freshper_lightning.compare.processes import Processes, RunFailedError, locked
+from freshper_lightning.compare.processes import DivergedError, Processes, RunFailedError, locked
 from freshper_lightning.compare.run import WarmStartJob
 from freshper_lightning.compare.schedule import Forecast, run_jobs
 from freshper_lightning.compare.settings import Comparison
-from freshper_lightning.compare.stack import Recipe
+from freshper_lightning.compare.stack import Recipe, flat
 from freshper_lightning.compare.tuning import CHOSEN, tuned
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.study import table
@@ -65,6 +66,9 @@ def run_study(comparison: Comparison, folder: Path, seeds: Sequence[int], jobs: 
         if isinstance(start, WarmStartJob) and not start.succeeded:
             failures[run.name] = "its warm start failed"
             continue
+        if (reason := run.marker.diverged()) is not None:
+            failures[run.name] = reason
+            continue
         try:
             _study(plan, run, processes)
         except RunFailedError as error:
@@ -101,8 +105,8 @@ def _announce(comparison: Comparison, seeds: int, variants: int) -> None:
 
 def _require_folders(runs: Sequence[StudyRun], results: Path) -> None:
     """Refuse numbers of a run whose folder is gone: of which configuration they are, nothing says any more."""
-    measured = {(row.seed, row.variant) for row in table.read(results)}
-    gone = [run for run in runs if (run.seed, run.variant) in measured and not run.marker.has_begun]
+    measured = {(row.task, row.seed, row.variant) for row in table.read(results)}
+    gone = [run for run in runs if (_environment(run), run.seed, run.variant) in measured and not run.marker.has_begun]
     if gone:
         raise ConfigurationError(
             f"{results} has numbers of the {gone[0].name}, but {gone[0].marker.folder}, where they were measured, is"
@@ -110,22 +114,37 @@ def _require_folders(runs: Sequence[StudyRun], results: Path) -> None:
         )
 
 
+def _environment(run: StudyRun) -> str:
+    """Of the held-out episodes, by which the table names its task."""
+    settings = flat(run.recipe.config)
+    return str(settings.get("evaluation.environment.id") or settings["rollout.environment.id"])
+
+
 def _study(plan: Plan, run: StudyRun, processes: Processes) -> None:
     start, study, folder = plan.start(run.seed), plan.comparison.study, run.marker.folder
     with locked(folder) as lock:
+        try:
+            run.marker.check()
+        except ConfigurationError as error:
+            raise RunFailedError(str(error)) from error
         run.marker.begin(goes_on=True)
-        staleness(
-            policy=start if isinstance(start, str) else str(start.policy),
-            run=folder,
-            seed=run.seed,
-            options=run.recipe.options,
-            ages=study.ages,
-            groups=study.groups,
-            results=plan.folder / TABLE,
-            picture=plan.folder / PICTURE,
-            train=lambda arguments: processes.run(list(arguments), folder / "output.txt", lock),
-            variant=run.variant,
-        )
+        begin = time.monotonic()
+        try:
+            staleness(
+                policy=start if isinstance(start, str) else str(start.policy),
+                run=folder,
+                seed=run.seed,
+                options=run.recipe.options,
+                ages=study.ages,
+                groups=study.groups,
+                results=plan.folder / TABLE,
+                picture=plan.folder / PICTURE,
+                train=lambda arguments: processes.run(list(arguments), folder / "output.txt", lock),
+                variant=run.variant,
+            )
+        except DivergedError as error:
+            run.marker.finish(time.monotonic() - begin, diverged=str(error))
+            raise
 
 
 def _run(plan: Plan, recipe: Recipe, seed: int, variant: str) -> StudyRun:
@@ -133,5 +152,5 @@ def _run(plan: Plan, recipe: Recipe, seed: int, variant: str) -> StudyRun:
     content = start if isinstance(start, str) else start.content
     measured = {"groups": plan.comparison.study.groups, "sketch": DIMENSION}
     found = {"seed": seed, "start": content, "fit": recipe.config} | measured
-    place = plan.folder / "study" / re.sub(r"[^\w.]+", "_", variant)
+    place = plan.folder / "study" / re.sub(r"[^\w.+-]+", "_", variant)
     return StudyRun(seed, variant, recipe, Marker(place / f"seed-{seed}", found))

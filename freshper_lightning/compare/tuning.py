@@ -1,7 +1,7 @@
 """The same search of the learning rate for every arm, on seeds that the table does not have."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,10 @@ from yaml import YAMLError
 
 from freshper_lightning.compare.collect import rows_of
 from freshper_lightning.compare.curves import curves_of
+from freshper_lightning.compare.ledger import lacks, missing_evaluation
 from freshper_lightning.compare.plan import Plan
 from freshper_lightning.compare.run import TrainingJob
+from freshper_lightning.compare.settings import shown
 from freshper_lightning.compare.stack import Recipe, digest
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.exclusive import exclusive
@@ -46,7 +48,7 @@ def trials(plan: Plan) -> dict[str, dict[float, list[TrainingJob]]]:
 
     def runs(recipe: Recipe, factor: float) -> list[TrainingJob]:
         tried = recipe.at(factor * recipe.learning_rate()).evaluated_on(tuning.instances)
-        place = Path("tuning") / recipe.name / f"times_{factor:.3g}"
+        place = Path("tuning") / recipe.name / f"times_{shown(factor)}"
         return [plan.training(tried, seed, place) for seed in tuning.seeds]
 
     return {arm: {factor: runs(recipe, factor) for factor in tuning.factors} for arm, recipe in plan.recipes.items()}
@@ -55,12 +57,19 @@ def trials(plan: Plan) -> dict[str, dict[float, list[TrainingJob]]]:
 def choose(plan: Plan, finished: Mapping[str, Mapping[float, Sequence[TrainingJob]]]) -> dict[str, Choice]:
     """The rate with the best mean result of each arm; of equal ones the one nearest to the arm's own.
 
-    A rate at which a run diverged is the worst; an arm that has no other gets none.
+    A rate at which a run diverged is the worst; an arm that has no other gets none. Runs must be whole: see
+    :func:`incomplete`.
     """
     found = {
         arm: {factor: _result(plan, runs) for factor, runs in by_factor.items()} for arm, by_factor in finished.items()
     }
     return {arm: choice_of(plan, arm, results) for arm, results in found.items() if max(results.values()) > -math.inf}
+
+
+def incomplete(task: str, runs: Iterable[TrainingJob]) -> dict[str, str]:
+    """Which of the runs ended before their time, though without an error, and what their logs are without."""
+    missing = {run.name: missing_evaluation(rows_of(task, run), run) for run in runs if run.succeeded}
+    return {name: lacks(moment) for name, moment in missing.items() if moment}
 
 
 def _result(plan: Plan, runs: Sequence[TrainingJob]) -> float:
@@ -80,8 +89,8 @@ def choice_of(plan: Plan, arm: str, results: Mapping[float, float]) -> Choice:
     """Of mean results by factor."""
     recipe = plan.recipes[arm]
     best = _best(results)
-    shown = {f"{factor:.3g}": round(result, 6) for factor, result in results.items()}
-    return Choice(best * recipe.learning_rate(), shown, _digest(plan, recipe))
+    by_name = {shown(factor): result for factor, result in results.items()}
+    return Choice(recipe.at(best * recipe.learning_rate()).learning_rate(), by_name, _digest(plan, recipe))
 
 
 def _digest(plan: Plan, recipe: Recipe) -> str:
@@ -122,6 +131,22 @@ def _choices(path: Path) -> dict[str, dict[str, Any]]:
     if not isinstance(found, dict) or any(not isinstance(one, dict) or set(one) != keys for one in found.values()):
         raise ConfigurationError(f"{path} must have {', '.join(sorted(keys))} of each arm: remove it, or restore it")
     return {str(arm): choice for arm, choice in found.items()}
+
+
+def search_of(path: Path, plan: Plan) -> str:
+    """Where the learning rates of the plan's arms come from, in a sentence."""
+    choices, tuning = _choices(path), plan.comparison.tuning
+    if not choices:
+        return "Learning rates are those of the configuration; none was searched."
+    found = {arm: Choice(**choices[arm]) for arm in plan.recipes}
+    edge = [arm for arm, choice in found.items() if choice.at_edge]
+    text = (
+        f"The learning rate of each arm is the best of its own times {', '.join(map(shown, tuning.factors))} on seeds"
+        f" {', '.join(map(str, tuning.seeds))}, none of which is here, and on other held-out instances."
+    )
+    return text + (
+        f" At the least or greatest factor, where a better one may lie beyond: {', '.join(edge)}." if edge else ""
+    )
 
 
 def tuned(path: Path, plan: Plan, arms: Sequence[str] | None = None) -> dict[str, Recipe]:

@@ -60,9 +60,11 @@ def _sizes(axes: Axes, rows: Sequence[Row], of_task: list[Run]) -> None:
 
 
 def _variances(axes: Axes, rows: Sequence[Row], of_task: list[Run]) -> None:
+    ages = set[int]()
     for run, style in zip(of_task, cycle(STYLES), strict=False):
         for index, level in enumerate(LEVELS):
             found = {age: row for age, row in curve(rows, run, f"variance_{level}").items() if age > 0}
+            ages |= found.keys()
             _line(axes, found, level if run == of_task[0] else None, f"C{index}", style, marker="o")
             if found and run == of_task[0]:
                 first = min(found)
@@ -70,8 +72,16 @@ def _variances(axes: Axes, rows: Sequence[Row], of_task: list[Run]) -> None:
                     guide = [found[first].value * (age / first) ** power for age in found]
                     axes.plot(list(found), guide, color=shade, linewidth=1, zorder=0)
     axes.set(title="variance of the log-ratio\ngrey: slopes of 1 and 2")
-    axes.set(xscale="log", yscale="log")
-    axes.legend(fontsize=7)
+    if ages:  # without a value above 0 there is no such scale
+        axes.set(xscale="log", yscale="log")
+        _tick(axes, sorted(ages))
+        axes.legend(fontsize=7)
+
+
+def _tick(axes: Axes, ages: Sequence[int]) -> None:
+    """Those ages that were measured, and no others."""
+    axes.set_xticks(ages, [str(age) for age in ages])
+    axes.minorticks_off()
 
 
 def _line(
@@ -83,11 +93,14 @@ def _line(
     marker: str = "",
     interval: bool = True,
 ) -> None:
+    if not found:
+        return
     values = [row.value for row in found.values()]
     axes.plot(list(found), values, label=label, color=color, linestyle=style, marker=marker, markersize=4)
     if interval:
         ends = ([row.low for row in found.values()], [row.high for row in found.values()])
         axes.fill_between(list(found), *ends, color=color, alpha=0.08, linewidth=0)
     axes.set_xscale("symlog", linthresh=6)
+    _tick(axes, list(found))
     axes.set(xlabel="age in updates")
     axes.grid(alpha=0.3)

@@ -10,11 +10,16 @@ from freshper_lightning.study.table import Row
 INTRODUCTION = """# Staleness
 
 Made by `freshper compare --study ess` out of the CSV file of the same name. What the columns mean is in docs/losses.md,
-"Which correction holds at which age", and in docs/method.md, "Measured: how the variance grows"."""
+"Which correction holds at which age", and in docs/method.md, "Measured: how the variance grows".
+
+Where the ceiling of the cosine is near 0, or intervals are wider than 1, there are too few groups to tell anything; a
+value may then lie outside of its interval, and – stands where noise leaves nothing to divide by."""
 
 Run = tuple[str, int]
 """Task and seed."""
 
+FIT_AGES = 4
+"""How many there must be, 0 included, for a fit to say anything."""
 ITSELF = "the arm"
 """Beside its variants."""
 
@@ -75,7 +80,8 @@ def _of_run(rows: Sequence[Row], run: Run) -> list[str]:
 def _table(title: str, curves: dict[str, dict[int, Row]], shown: Callable[[Row], str]) -> str:
     ages = sorted({age for found in curves.values() for age in found})
     lines = [[title, *map(str, ages)], ["---"] * (len(ages) + 1)]
-    lines += [[name, *(shown(found[age]) if age in found else "" for age in ages)] for name, found in curves.items()]
+    present = {name: found for name, found in curves.items() if found}
+    lines += [[name, *(shown(found[age]) if age in found else "" for age in ages)] for name, found in present.items()]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -97,11 +103,13 @@ def _growth(rows: Sequence[Row], run: Run) -> list[str]:
     }
     columns = ["growth", "linear: tau, R2", "quadratic: tau, R2", "smaller AIC", "exponent between ages"]
     lines = [columns, ["---"] * len(columns)]
-    for name, by_age in found.items():
-        if len(by_age) >= 4:
-            lines.append([name, *_fits({age: row.value for age, row in by_age.items()})])
+    enough = {name: by_age for name, by_age in found.items() if len(by_age) >= FIT_AGES}
+    lines += [[name, *_fits({age: row.value for age, row in by_age.items()})] for name, by_age in enough.items()]
     fits = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return [_table("Variance of log-ratios", found, _plain), fits]
+    return [
+        _table("Variance of log-ratios", found, _plain),
+        fits if enough else f"No fits: fewer than {FIT_AGES} ages.",
+    ]
 
 
 def _fits(variances: Mapping[int, float]) -> list[str]:

@@ -13,9 +13,11 @@ from freshper_lightning.policy.export import export_policy
 
 
 class PolicySnapshots(Callback):
-    """After so many applied updates the policy is in a Hugging Face folder of that name; training ends with the last.
+    """After so many applied updates the policy is in a Hugging Face folder of that name.
 
-    A folder is whole or not there, and one that is there is kept: a resumed run passes the same policies again.
+    Training ends with the iteration of the last one: a checkpoint of half an iteration would be taken for one of a
+    whole, and a longer study could not go on from it. A folder is whole or not there, and one that is there is kept: a
+    resumed run passes the same policies again.
     """
 
     def __init__(self, folder: str, updates: list[int]) -> None:
@@ -31,15 +33,23 @@ class PolicySnapshots(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the policy that the run starts from, or resumes from."""
         self._write(trainer, pl_module)
+        self._stop_after_the_last(trainer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Write the policy where its time has come, and stop after the last."""
-        if self._write(trainer, pl_module) == max(self.updates):
+        """Write the policy where its time has come."""
+        self._write(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop where nothing is left to write."""
+        self._stop_after_the_last(trainer)
+
+    def _stop_after_the_last(self, trainer: Trainer) -> None:
+        if callback_of(trainer, RolloutCallback).clock.updates >= max(self.updates):
             trainer.should_stop = True
 
-    def _write(self, trainer: Trainer, pl_module: LightningModule) -> int:
+    def _write(self, trainer: Trainer, pl_module: LightningModule) -> None:
         done = callback_of(trainer, RolloutCallback).clock.updates
         path = snapshot(self.folder, done)
         if done in self.updates and trainer.is_global_zero and not path.exists():
@@ -48,7 +58,6 @@ class PolicySnapshots(Callback):
             shutil.rmtree(torn, ignore_errors=True)
             export_policy(module.policy, module.path, torn)
             torn.rename(path)
-        return done
 
 
 def snapshot(folder: str | Path, updates: int) -> Path:

@@ -72,8 +72,8 @@ def staleness(
     keys = [table.Key(environment.id, seed, age, variant) for age in ages]
     _measure(study, folder, keys, results)
     rows = table.read(results)
-    draw(rows, picture)
     results.with_suffix(".md").write_text(report.page(rows))
+    draw(rows, picture)
 
 
 def _check(policy: str, ages: Sequence[int], groups: int, draws: int) -> None:

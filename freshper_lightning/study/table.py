@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from freshper_lightning.errors import ConfigurationError
+from freshper_lightning import csv_table
 from freshper_lightning.study.bootstrap import Estimate
 
 
@@ -29,6 +29,9 @@ class Row:
     """Commit that it was measured with."""
 
 
+COLUMNS = tuple(field.name for field in fields(Row))
+
+
 @dataclass(frozen=True, slots=True)
 class Key:
     """What is measured in one go."""
@@ -50,30 +53,25 @@ def read(path: str | Path) -> list[Row]:
     """All rows of a file; none where there is no file.
 
     Raises:
-        ConfigurationError: It has other columns, such as those of an earlier version.
+        ConfigurationError: It has other columns, such as those of an earlier version, or is damaged.
     """
     if not Path(path).exists():
         return []
-    columns = [field.name for field in fields(Row)]
-    with Path(path).open(newline="") as file:
-        lines = csv.DictReader(file)
-        if list(lines.fieldnames or ()) != columns:
-            raise ConfigurationError(f"{path} must have the columns {', '.join(columns)}; give another --folder")
-        return [
-            Row(
-                task=row["task"],
-                seed=int(row["seed"]),
-                variant=row["variant"],
-                age=int(row["age"]),
-                loss=row["loss"],
-                quantity=row["quantity"],
-                value=float(row["value"]),
-                low=float(row["low"]),
-                high=float(row["high"]),
-                code=row["code"],
-            )
-            for row in lines
-        ]
+    return [
+        Row(
+            task=line.values["task"],
+            seed=line.number("seed", int),
+            variant=line.values["variant"],
+            age=line.number("age", int),
+            loss=line.values["loss"],
+            quantity=line.values["quantity"],
+            value=line.number("value", float),
+            low=line.number("low", float),
+            high=line.number("high", float),
+            code=line.values["code"],
+        )
+        for line in csv_table.read_table(path, COLUMNS)
+    ]
 
 
 def write(path: str | Path, rows: Sequence[Row]) -> None:
@@ -82,7 +80,7 @@ def write(path: str | Path, rows: Sequence[Row]) -> None:
     temporary = Path(path).with_suffix(".tmp")
     temporary.parent.mkdir(parents=True, exist_ok=True)
     with temporary.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         for row in ordered:
             writer.writerow(asdict(row) | {name: f"{getattr(row, name):.6g}" for name in ("value", "low", "high")})

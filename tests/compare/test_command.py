@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 
 from freshper_lightning.callbacks.report import read_scalars
 from freshper_lightning.cli import main
+from freshper_lightning.compare import study as study_command
 from freshper_lightning.compare.ledger import Ledger
 from freshper_lightning.compare.plan import Plan
 from freshper_lightning.compare.processes import Processes, RunFailedError, locked
@@ -146,9 +147,17 @@ def test_a_run_of_a_table_from_elsewhere_is_not_run_again(again, comparison, tmp
     ("damage", "message"),
     [
         (lambda lines: lines[:-1], r"without the greedy evaluation of iteration 2; remove the rest of it"),
-        (lambda lines: [*lines, lines[-1]], r"on_policy, seed 0, greedy, update 4 of hash more than once"),
-        (lambda lines: [*lines[:-1], lines[-1][:12]], r"evaluations\.csv, line 13 must have 13 values"),
+        (
+            lambda lines: [*lines, lines[-1]],
+            r"has the greedy evaluation of iteration 2 of on_policy, seed 0 of hash twice",
+        ),
+        (lambda lines: [*lines[:-1], lines[-1][:12]], r"evaluations\.csv, line 13 must have 14 values"),
         (lambda lines: [*lines, lines[0]], r"evaluations\.csv, line 14: seed=seed must be a number"),
+        (
+            lambda lines: [*lines[:-1], re.sub(",[0-9a-f]{16},", ",another,", lines[-1])],
+            r"has on_policy, seed 0 of hash with configurations [0-9a-f]{16} and another",
+        ),
+        (lambda lines: [*lines, "é"], r"evaluations\.csv'?: line 14 is not UTF-8"),
         (lambda lines: [lines[0].replace(",config", ""), *lines[1:]], r"evaluations\.csv must have the columns task,"),
     ],
 )
@@ -156,7 +165,7 @@ def test_a_damaged_table_is_refused(again, tmp_path, damage, message):
     file, folder = again
     lines = (folder / "evaluations.csv").read_text().splitlines()
     assert len(lines) == 13
-    (tmp_path / "evaluations.csv").write_text("\n".join(damage(lines)) + "\n")
+    (tmp_path / "evaluations.csv").write_text("\n".join(damage(lines)) + "\n", encoding="latin-1")
     with pytest.raises(SystemExit, match=message):
         compare(file, tmp_path, "--seeds=1")
 
@@ -188,7 +197,7 @@ def test_a_tuned_comparison_is_searched_once_and_anew_where_the_search_has_chang
     compare(file, folder, "--tune")
     said = capsys.readouterr().out
     assert "hash: 2 of 2 runs to do" in said
-    assert "on_policy: learning rate 0.01 of {'1': " in said
+    assert re.search(r"on_policy: learning rate 0\.01 \(\S+ at x 1\)", said)
     compare(file, folder, "--tune")
     assert "hash: 0 of 2 runs to do" in capsys.readouterr().out
     few["tuning"]["factors"] = [1, 2]
@@ -210,11 +219,19 @@ def test_a_table_keeps_the_runs_of_other_arms(again, capsys):
 def test_a_report_can_be_made_of_the_table_alone(again, comparison, tmp_path):
     file, folder = again
     compare(file, tmp_path / "report", "--table", str(folder / "evaluations.csv"))
-    assert (tmp_path / "report" / "report.md").read_text() == comparison[-1]
+    rates = " Learning rates are those of the configuration; none was searched."
+    assert (tmp_path / "report" / "report.md").read_text() == comparison[-1].replace(rates, "")
+    assert rates in comparison[-1]
     compare(file, tmp_path / "few", "--table", str(folder / "evaluations.csv"), "--arms", "on_policy")
     page = (tmp_path / "few" / "report.md").read_text()
     assert "| on_policy | 1 |" in page
-    assert "freshper_50" not in page
+    assert "- freshper_50: left out by --arms" in page
+    assert "| freshper_50" not in page
+    with pytest.raises(SystemExit, match=r"--folder must be given with --table: runs/compare/hash may hold the report"):
+        main(["compare", "-c", str(file), "--table", str(folder / "evaluations.csv")])
+    long = edited(tmp_path / "long.yaml", KILLED | {"final_window": 3})
+    with pytest.raises(SystemExit, match=r"final_window=3 must be at most the evaluations of .*, seed 0 .*: 2"):
+        compare(long, tmp_path / "few", "--table", str(folder / "evaluations.csv"))
     lines = [line for line in (folder / "evaluations.csv").read_text().splitlines() if "freshper_50" not in line]
     (tmp_path / "part.csv").write_text("\n".join(lines) + "\n")
     with pytest.raises(SystemExit, match=r"--seeds=1 must not be given with --table"):
@@ -236,6 +253,17 @@ def test_a_run_that_ended_early_is_named_every_time_and_leaves_no_rows(tiny_envi
         assert f"hash: {number} of 2 runs to do" in said
         assert "freshper_50, seed 0: FAILED: its logs are without the sampled evaluation of iteration 2" in said
         assert {row["arm"] for row in table(tmp_path / "results")} == {"on_policy"}
+
+
+def test_a_run_of_the_search_that_ended_early_is_no_result(tiny_environment, tmp_path, capsys):
+    early = {"trainer": {"callbacks": [{"class_path": "tests.compare.killing.EndsEarly"}]}}
+    changes = {"arms": {"freshper_50": {"settings": early}}, "tuning": {"factors": [1]}}
+    file = edited(tmp_path / "compare.yaml", changes)
+    with pytest.raises(SystemExit, match=r"1 failed: freshper_50 times_1, seed 100; "):
+        compare(file, tmp_path / "results", "--tune")
+    said = capsys.readouterr().out
+    assert "freshper_50 times_1, seed 100: FAILED: its logs are without the sampled evaluation of iteration 2" in said
+    assert list(OmegaConf.load(tmp_path / "results" / "learning_rates.yaml")) == ["on_policy"]
 
 
 def test_a_folder_in_use_is_left_alone(again, capsys):
@@ -295,6 +323,39 @@ def test_a_study_trains_the_arm_at_other_rates_and_numbers_of_replays_too(tiny_e
     study["replay_updates"] = [2]
     with pytest.raises(SystemExit, match=r"study\.replay_updates=\[2\] must not have 2, the arm's own"):
         compare(edited(file, {"study": study}), tmp_path / "other", "--study=ess", "--seeds=1")
+
+
+def test_a_study_that_was_begun_with_another_configuration_meanwhile_is_refused(
+    tiny_environment, tmp_path, monkeypatch
+):
+    few = {"study": {"arm": "freshper_50", "ages": [0, 2], "groups": 2}}
+    file, folder = edited(tmp_path / "compare.yaml", few), tmp_path / "results"
+    faster = {"settings": {"model": {"optimizer": {"init_args": {"lr": 0.05}}}}}
+    other = edited(tmp_path / "other.yaml", few | faster)
+    announce = study_command._announce
+
+    def meanwhile(*arguments):
+        monkeypatch.setattr(study_command, "_announce", announce)
+        compare(other, folder, "--study=ess", "--seeds=1")
+
+    monkeypatch.setattr(study_command, "_announce", meanwhile)
+    with pytest.raises(SystemExit, match="1 failed: study of seed 0"):
+        compare(file, folder, "--study=ess", "--seeds=1")
+    with pytest.raises(SystemExit, match=r"lr was 0\.05 and is 0\.01"):
+        compare(file, folder, "--study=ess", "--seeds=1")
+
+
+def test_a_study_whose_arm_diverges_measures_its_variants_and_does_not_try_again(tiny_environment, tmp_path, capsys):
+    bound = {"class_path": "tests.compare.killing.DivergesAbove", "init_args": {"rate": 0.005}}
+    settings = {"arms": {"freshper_50": {"settings": {"trainer": {"callbacks": [bound]}}}}}
+    variants = {"study": {"arm": "freshper_50", "ages": [0, 2], "groups": 2, "learning_rates": [0.25]}}
+    file, folder = edited(tmp_path / "compare.yaml", settings | variants), tmp_path / "results"
+    for _ in range(2):
+        with pytest.raises(SystemExit, match="1 failed: study of seed 0;"):
+            compare(file, folder, "--study=ess", "--seeds=1")
+    assert {row.variant for row in staleness.read(folder / "staleness.csv")} == {"learning rate x 0.25"}
+    assert (folder / "study" / "seed-0" / "output.txt").read_text().count("Seed set to") == 1
+    assert (folder / "staleness.png").exists()
 
 
 def written(output):
@@ -357,7 +418,7 @@ def test_a_rate_that_diverges_is_the_worst_and_is_not_tried_again(tiny_environme
     compare(file, folder, "--tune")
     said = capsys.readouterr().out
     assert re.search(r"freshper_50 times_3, seed 100: FAILED: diverged: .*the loss of a fresh batch is nan", said)
-    assert re.search(r"freshper_50: learning rate 0.01 of \{'1': [\d.]+, '3': -inf\}", said)
+    assert re.search(r"freshper_50: learning rate 0\.01 \([\d.]+ at x 1, diverged at x 3\)", said)
     (folder / "learning_rates.yaml").unlink()
     compare(file, folder, "--tune")
     assert "hash: 0 of 4 runs to do" in capsys.readouterr().out
@@ -397,7 +458,11 @@ def test_what_a_study_fails_of_is_said(tiny_environment, tmp_path, capsys):
         ({"groups": 1}, r"study\.groups=1 must be at least 2"),
         (
             {"learning_rates": [3, 1]},
-            r"study\.learning_rates=\[3\.0, 1\.0\] must be different factors above 0 and other",
+            r"study\.learning_rates=\[3\.0, 1\.0\] must be factors above 0, different from one another in three digits",
+        ),
+        (
+            {"learning_rates": [0.3333, 0.33333]},
+            r"study\.learning_rates=.* must be factors above 0, different from one another in three digits and from 1",
         ),
         ({"replay_updates": [0, 0]}, r"study\.replay_updates=\[0, 0\] must be different numbers, at least 0"),
     ],

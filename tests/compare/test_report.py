@@ -24,7 +24,7 @@ def rows(arm, seeds=3, task="lake", success=True):
             value = height + (seed / 100 if index == 2 else 0)
             moment = (index * 6, index, index * 100, index * 2.5)
             share = value if success else None
-            found.append(Row(task, arm, seed, *moment, "sampled", share, value, "digest", "abc", 0.012))
+            found.append(Row(task, arm, seed, *moment, "sampled", share, value, 64, "digest", "abc", 0.012))
     return found
 
 
@@ -82,6 +82,8 @@ def test_differences_are_shown_from_every_reference_and_the_other_mode_stands_be
     assert "final-window mean, greedy" in page
     assert "0.125 [0.125, 0.125]" in page
     assert "Runs start at" not in page
+    assert "Runs begin at 0.400 on average. Each evaluation is a mean of 64 held-out episodes" in page
+    assert "within ±0.12 at worst" in page
     assert "Runs start at 0.400" in write_report(table, comparison(threshold=0.5), tmp_path, {}).read_text()
 
 
@@ -117,13 +119,23 @@ def test_the_page_has_every_arm_the_censored_runs_and_those_that_are_not_there(t
     assert "too narrow" in page
     assert "- poor, seed 2: exit code 1" in page
     assert "Made with code abc." in page
-    assert poor.endswith("| 0.012 | 12 | 200 | 0.1 |")
+    assert poor.endswith("| 0.012 | 12 | 200 | 0.08 |")
     assert "up to 200, the fewest that a run ended with (base, seed 0)" in page
 
 
 def test_a_page_of_one_seed_has_no_intervals(tmp_path):
     page = write_report([*rows("base", 1), *rows("good", 1)], comparison(), tmp_path, {}).read_text()
     assert "| good | +0.200, 1 above, 0 below of 1, p 1 |" in page
+    assert "1 seed per arm. " in page
+    assert "A single seed has no interval" in page
+
+
+def test_a_comparison_in_which_nothing_was_learned_says_so(tmp_path):
+    flat = [dataclasses.replace(row, success=0.25) for row in [*rows("base"), *rows("good")]]
+    warning = "**Every evaluation of every run is 0.250: nothing was learned, and so nothing is compared."
+    assert warning in write_report(flat, comparison(), tmp_path, {}).read_text()
+    moved = [*flat[:-1], dataclasses.replace(flat[-1], success=0.5)]
+    assert "nothing was learned" not in write_report(moved, comparison(), tmp_path, {}).read_text()
 
 
 def test_a_table_is_read_as_it_was_written(tmp_path):
@@ -142,6 +154,10 @@ def test_a_table_is_read_as_it_was_written(tmp_path):
     [
         ({"success": 1.7}, r"line 2: success=1\.7 must be from 0 to 1, or empty"),
         ({"mode": "beam"}, "line 2: mode=beam must be sampled or greedy"),
+        ({"score": float("nan")}, "line 2: return=nan must be a finite number"),
+        ({"environment_steps": -5}, "line 2: environment_steps=-5 must be a number of at least 0"),
+        ({"seconds": float("nan")}, "line 2: seconds=nan must be a number of at least 0"),
+        ({"episodes": 0}, "line 2: episodes=0 must be at least 1"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused_by_column(tmp_path, changes, message):
@@ -171,3 +187,15 @@ def test_curves_are_averaged_where_all_of_them_are():
     places, values = on_common_places([short, long], "seconds")
     assert (places[0], places[-1]) == (10, 100)
     np.testing.assert_allclose(values[:, -1], [1, 1])
+    later = Curve("a", 1, np.array([0.0, 2]), *(np.array([150.0, 200]),) * 3)
+    assert on_common_places([short, later], "seconds")[0].size == 0
+
+
+def test_equal_means_are_ties_however_their_evaluations_differ():
+    """Shares of 256 episodes whose sums are equal: 115 + 116 + 77 and 143 + 70 + 95."""
+    curves = {
+        name: Curve(name, 0, np.array([0, *counts]) / 256, *(np.arange(4.0),) * 3)
+        for name, counts in {"base": (115, 116, 77), "good": (143, 70, 95)}.items()
+    }
+    found = measure(list(curves.values()), comparison(final_window=3)).outcomes[FINAL]
+    assert (found["good"].less(found["base"]).above, found["good"].less(found["base"]).below) == (0, 0)

@@ -24,7 +24,12 @@ WRONG = {
     "a search without the arm's own rate": ({"tuning": {"factors": [2]}}, "tuning.factors=.* with 1 among them"),
     "two starts": ({"warm_start": {"stack": []}}, "exactly one of warm_start and model"),
     "no start": ({"model": None}, "exactly one of warm_start and model"),
-    "a name that is no folder": ({"arms": {"a/b": {}}}, "arms=a/b must be a name of letters"),
+    "a name that is no folder": ({"arms": {"a/b": {}}}, "arms=a/b must be a letter or digit, and then letters"),
+    "a name that no legend shows": ({"arms": {"_a": {}}}, "arms=_a must be a letter or digit"),
+    "factors that name one run": (
+        {"tuning": {"factors": [1, 1.001]}},
+        "tuning.factors=.* different .* in three digits",
+    ),
 }
 
 
@@ -48,7 +53,7 @@ def test_a_file_or_a_key_that_is_missing_is_named(tmp_path, tiny_environment):
     with pytest.raises(ConfigurationError, match=r"no\.yaml is not a file"):
         read_comparison("no.yaml")
     (tmp_path / "short.yaml").write_text("task: hash\n")
-    with pytest.raises(ConfigurationError, match=r"short\.yaml: .*stack"):
+    with pytest.raises(ConfigurationError, match=r"short\.yaml: stack must be given"):
         read_comparison(tmp_path / "short.yaml")
 
 

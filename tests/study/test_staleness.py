@@ -67,10 +67,11 @@ def test_a_snapshot_is_the_policy_after_that_many_updates(study, model_path, tmp
 
     study([0, 2, 3])
     last = tmp_path / "run" / "train" / "checkpoints" / LAST
-    assert _updates_of(last) == 3
+    assert _updates_of(last) == 6
+    study([0, 2, 3, 6])
     export(str(last), str(model_path), str(tmp_path / "exported"))
     for name, value in load_file(tmp_path / "exported" / "model.safetensors").items():
-        assert (weights(3)[name] == value).all()
+        assert (weights(6)[name] == value).all()
     study([0, 2, 3, 4])
     for one, other in [(2, 3), (3, 4)]:
         assert any((weights(one)[name] != value).any() for name, value in weights(other).items())
@@ -96,6 +97,30 @@ def test_the_tables_name_every_loss_and_at_age_zero_nothing_is_stale(study, tmp_
     at_birth = {loss: report.curve(rows, run, "cosine", loss)[0].value for loss in MENU}
     assert len({round(value, 4) for value in at_birth.values()}) == 1
     assert all(loss in (tmp_path / "run.md").read_text() for loss in MENU)
+
+
+def test_ages_added_later_are_those_of_a_run_that_was_not_stopped(study):
+    """An iteration has 6 updates, so that the first study ends inside of one."""
+    whole = study([0, 2, 3, 8], "whole")
+    study([0, 2])
+    extended = study([0, 2, 3, 8])
+    assert [at(extended, age) for age in (2, 3, 8)] == [at(whole, age) for age in (2, 3, 8)]
+
+
+def test_training_ends_where_nothing_is_left_to_write(study, tmp_path):
+    study([0])
+    assert [path.name for path in (tmp_path / "run" / "snapshots").iterdir()] == ["updates_000000"]
+    study([0, 6], "other")
+    shutil.rmtree(snapshot(tmp_path / "other" / "snapshots", 6))
+    study([0, 6], "other")
+    assert _updates_of(tmp_path / "other" / "train" / "checkpoints" / LAST) == 6
+
+
+def test_a_line_that_is_cut_off_is_named(tmp_path):
+    table.write(tmp_path / "own.csv", table.Key("lake", 0, 6).rows({"norm": Estimate(0.5, 0.25, 0.75)}))
+    (tmp_path / "own.csv").write_text((tmp_path / "own.csv").read_text()[:-12])
+    with pytest.raises(ConfigurationError, match=r"own\.csv, line 2 must have 10 values"):
+        table.read(tmp_path / "own.csv")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,53 @@
+"""Tables of results as CSV files that people may have edited: every line is checked before it counts."""
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from freshper_lightning.errors import ConfigurationError
+from freshper_lightning.text_file import read_lines
+
+Number = TypeVar("Number", int, float)
+
+
+@dataclass(frozen=True)
+class Line:
+    """The values of one line by column, as text."""
+
+    values: dict[str, str]
+    place: str
+    """File and line, for messages."""
+
+    def number(self, column: str, kind: type[Number]) -> Number:
+        """The value of a column.
+
+        Raises:
+            ConfigurationError: It is no number of that kind.
+        """
+        try:
+            return kind(self.values[column])
+        except ValueError as error:
+            raise ConfigurationError(f"{self.place}: {column}={self.values[column]} must be a number") from error
+
+
+def read_table(path: str | Path, columns: Sequence[str]) -> Iterator[Line]:
+    """The lines of a table with these columns and no others.
+
+    Raises:
+        ConfigurationError: There is no such file, it is not UTF-8, has other columns, or a line has too few or too many
+            values.
+    """
+    try:
+        text = list(read_lines(path, "table", "a CSV file"))
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
+    reader = csv.DictReader(text)
+    if list(reader.fieldnames or ()) != list(columns):
+        raise ConfigurationError(f"{path} must have the columns {', '.join(columns)}, and no others")
+    for values in reader:
+        place = f"{path}, line {reader.line_num}"
+        if None in values or None in values.values():
+            raise ConfigurationError(f"{place} must have {len(columns)} values")
+        yield Line(values, place)
