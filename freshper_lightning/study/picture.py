@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -45,7 +46,7 @@ def _gradients(axes: Axes, rows: Sequence[Row], of_task: list[Run]) -> None:
             _line(axes, curve(rows, run, "cosine", loss), label, colors(index), style, interval=not index)
     axes.set(title=f"{of_task[0][0]}\ncosine to the fresh gradient; shaded: interval of the first loss")
     axes.set(ylabel="cosine", ylim=(-1, 1))
-    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    _legend(axes, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def _sizes(axes: Axes, rows: Sequence[Row], of_task: list[Run]) -> None:
@@ -56,7 +57,7 @@ def _sizes(axes: Axes, rows: Sequence[Row], of_task: list[Run]) -> None:
             label = f"{level}, exp(-variance)" if run == of_task[0] else None
             _line(axes, curve(rows, run, f"gaussian_ess_{level}"), label, f"C{index}", style, marker="x")
     axes.set(title="effective sample size over n", ylabel="ESS / n", ylim=(0, 1.02))
-    axes.legend(fontsize=7, loc="lower left")
+    _legend(axes, loc="lower left")
 
 
 def _variances(axes: Axes, rows: Sequence[Row], of_task: list[Run]) -> None:
@@ -75,7 +76,12 @@ def _variances(axes: Axes, rows: Sequence[Row], of_task: list[Run]) -> None:
     if ages:  # without a value above 0 there is no such scale
         axes.set(xscale="log", yscale="log")
         _tick(axes, sorted(ages))
-        axes.legend(fontsize=7)
+        _legend(axes)
+
+
+def _legend(axes: Axes, **place: Any) -> None:
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=7, **place)
 
 
 def _tick(axes: Axes, ages: Sequence[int]) -> None:
