@@ -1,7 +1,8 @@
 """Tables of results as CSV files that people may have edited: every line is checked before it counts."""
 
 import csv
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -29,7 +30,21 @@ class Line:
         try:
             return kind(self.values[column])
         except ValueError as error:
-            raise ConfigurationError(f"{self.place}: {column}={self.values[column]} must be a number") from error
+            what = "a whole number" if kind is int else "a number"
+            raise ConfigurationError(f"{self.place}: {column}={self.values[column]} must be {what}") from error
+
+
+def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Replace the file at once, with a header; a file that is there is whole whatever happens meanwhile."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".tmp")
+    with unfinished.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(rows)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
 
 
 def read_table(path: str | Path, columns: Sequence[str]) -> Iterator[Line]:
@@ -44,10 +59,16 @@ def read_table(path: str | Path, columns: Sequence[str]) -> Iterator[Line]:
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
     reader = csv.DictReader(text)
-    if list(reader.fieldnames or ()) != list(columns):
-        raise ConfigurationError(f"{path} must have the columns {', '.join(columns)}, and no others")
-    for values in reader:
-        place = f"{path}, line {reader.line_num}"
-        if None in values or None in values.values():
-            raise ConfigurationError(f"{place} must have {len(columns)} values")
-        yield Line(values, place)
+    try:
+        if list(reader.fieldnames or ()) != list(columns):
+            raise ConfigurationError(
+                f"{path} must have the columns {', '.join(columns)}, and no others; a table of another version goes on"
+                " in no folder: give another --folder"
+            )
+        for values in reader:
+            place = f"{path}, line {reader.line_num}"
+            if None in values or None in values.values():
+                raise ConfigurationError(f"{place} must have {len(columns)} values")
+            yield Line(values, place)
+    except csv.Error as error:
+        raise ConfigurationError(f"{path}, line {reader.line_num}: {error}") from error

@@ -1,8 +1,6 @@
 """One tidy table of evaluations, from the logs of finished runs."""
 
-import csv
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -38,7 +36,7 @@ class Row:
     score: float
     """Mean return; the column is named ``return``."""
     episodes: int
-    """How many these are means of."""
+    """How many were asked for; those whose environment failed are in no mean."""
     config: str
     """Digest of the run's whole configuration: its settings, seed and start, which counts by its path where it is a
     folder."""
@@ -64,7 +62,6 @@ def rows_of(task: str, job: TrainingJob) -> list[Row]:
         for update, score in scalars.get(f"evaluation/{mode}/return", []):
             steps = environment_steps[update]
             moment = (update, int(iterations[update]), int(steps), round(seconds[update], 2))
-            # Not rounded: means of rounded values differ where those of the values are equal.
             values = (mode, success.get(update), score, episodes)
             rows.append(Row(task, job.arm, job.seed, *moment, *values, digest, made_with, rate))
     return rows
@@ -112,15 +109,7 @@ def _moments(path: Path) -> list[tuple[float, int, str]]:
 
 def write_table(path: Path, rows: Sequence[Row]) -> None:
     """Replaces the file at once."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".tmp")
-    with unfinished.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        writer.writerows(astuple(row) for row in rows)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
+    csv_table.write_table(path, COLUMNS, map(astuple, rows))
 
 
 def read_table(path: str | Path) -> list[Row]:
@@ -155,6 +144,10 @@ def _parsed(line: csv_table.Line) -> Row:
         require_setting(f"{line.place}: {column}", found, 0 <= found < math.inf, "a number of at least 0")
     require_setting(f"{line.place}: return", row.score, math.isfinite(row.score), "a finite number")
     require_setting(f"{line.place}: mode", row.mode, row.mode in MODES, " or ".join(MODES))
+    rate = row.learning_rate
+    require_setting(
+        f"{line.place}: learning_rate", rate, rate is None or 0 <= rate < math.inf, "a number of at least 0"
+    )
     require_setting(f"{line.place}: episodes", row.episodes, row.episodes >= 1, "at least 1")
     share = row.success is None or 0 <= row.success <= 1
     require_setting(f"{line.place}: success", row.success, share, "from 0 to 1, or empty")

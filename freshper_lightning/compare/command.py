@@ -34,6 +34,7 @@ from freshper_lightning.policy.net import require_model_folder
 TABLE = "evaluations.csv"
 SEEDS = 5
 """How many where --seeds does not say it."""
+LEFT_OUT = "left out by --arms"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str]) -> None:
     finally:
         signal.signal(signal.SIGTERM, before)
     if failures:
-        again = "the same command tries again what has not diverged"
+        again = "the same command tries again what has neither diverged nor ended before its time"
         sys.exit(f"freshper: {len(failures)} failed: {'; '.join(failures)}; {again}")
 
 
@@ -95,7 +96,7 @@ def _rows_of_table(path: Path, comparison: Comparison, arms: list[str] | None) -
     for arm in arms:
         require_setting("--arms", arm, arm in there, f"an arm that {path} has evaluations of: {known}")
     wanted = {*arms, comparison.baseline}
-    return [row for row in rows if row.arm in wanted], dict.fromkeys(sorted(there - wanted), "left out by --arms")
+    return [row for row in rows if row.arm in wanted], dict.fromkeys(sorted(there - wanted), LEFT_OUT)
 
 
 def _run_as_asked(options: argparse.Namespace, comparison: Comparison, folder: Path, jobs: int) -> dict[str, str]:
@@ -130,6 +131,7 @@ def _interrupted(number: int, frame: FrameType | None) -> None:
 
 def _compare(plan: Plan, seeds: Sequence[int], jobs: int) -> dict[str, str]:
     runs = plan.runs(tuned(plan.folder / CHOSEN, plan), seeds)
+    search = search_of(plan.folder / CHOSEN, plan)
     ledger = Ledger(plan.folder / TABLE, plan.comparison.task)
     left = ledger.lacks(runs)
     failures = _run(plan, runs, left, jobs, lambda: ledger.add(left))
@@ -140,7 +142,8 @@ def _compare(plan: Plan, seeds: Sequence[int], jobs: int) -> dict[str, str]:
     rows = ledger.rows(runs)
     if rows:
         print(f"table: {ledger.path}")
-        _report(rows, plan.comparison, plan.folder, failures, search_of(plan.folder / CHOSEN, plan))
+        missing = failures | dict.fromkeys(sorted(set(plan.comparison.arms) - set(plan.arms)), LEFT_OUT)
+        _report(rows, plan.comparison, plan.folder, missing, search)
     return failures
 
 
@@ -160,7 +163,7 @@ def _tune(plan: Plan, jobs: int) -> dict[str, str]:
             del left[arm]
             write_choices(path, {arm: choice})
             edge = ", at the edge of tuning.factors: a better one may lie beyond" if choice.at_edge else ""
-            results = ", ".join(f"{_shown(result)} at x {factor}" for factor, result in choice.results.items())
+            results = ", ".join(f"{_result(result)} at x {factor}" for factor, result in choice.results.items())
             print(f"{arm}: learning rate {choice.learning_rate:.3g} ({results}){edge}", flush=True)
         return [arm for arm in whole if arm in left]
 
@@ -177,7 +180,7 @@ def _tune(plan: Plan, jobs: int) -> dict[str, str]:
     return failures
 
 
-def _shown(result: float) -> str:
+def _result(result: float) -> str:
     return f"{result:.4g}" if math.isfinite(result) else "diverged"
 
 

@@ -66,7 +66,7 @@ class Ledger:
             known |= {(self._task, run.arm, run.seed): rows for run, rows in whole}
             if whole:
                 write_table(self.path, [row for key in sorted(known) for row in known[key]])
-        return {name: lacks(missing) for name, missing in lacking.items()}
+        return {name: without(missing) for name, missing in lacking.items()}
 
     def rows(self, runs: Sequence[TrainingJob]) -> list[Row]:
         """Of these runs, as far as they are there."""
@@ -102,15 +102,15 @@ def by_run(rows: Iterable[Row], path: Path) -> Runs:
 
 
 def require_whole(runs: Runs, path: Path, window: int) -> None:
-    """Does nothing where all runs of a task have been evaluated at the same iterations, in the same modes.
+    """Does nothing where all these runs have been evaluated at the same iterations, in the same modes.
 
     Raises:
         ConfigurationError: A run lacks an evaluation that others have, or has fewer after its start than the ``window``
             whose mean is its result; the message names it.
     """
     moments = {run: {(row.mode, row.iteration) for row in rows} for run, rows in runs.items()}
+    expected = set[tuple[str, int]]().union(*moments.values())
     for (task, arm, seed), own in moments.items():
-        expected = set[tuple[str, int]]().union(*(found for run, found in moments.items() if run[0] == task))
         if lost := sorted(expected - own, key=lambda moment: moment[::-1]):
             mode, iteration = lost[0]
             raise ConfigurationError(
@@ -122,7 +122,7 @@ def require_whole(runs: Runs, path: Path, window: int) -> None:
         require_setting("final_window", window, window <= trained, f"at most {where}: {trained}")
 
 
-def lacks(missing: str) -> str:
+def without(missing: str) -> str:
     """Why a finished run does not count."""
     return f"its logs are without {missing}"
 

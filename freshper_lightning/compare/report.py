@@ -99,7 +99,7 @@ def _trust(curves: Sequence[Curve]) -> str:
         f"{number} per arm. Values are interquartile means over seeds [95 % percentile interval of the stratified"
         " bootstrap]. Differences are paired by seed, since all arms of a seed start from the same policy."
     )
-    if fewest < 2:
+    if most < 2:
         text += " A single seed has no interval: what is below says nothing about how runs differ."
     elif fewest < 10:
         text += (
@@ -112,13 +112,13 @@ def _trust(curves: Sequence[Curve]) -> str:
 
 
 def nothing_learned(curves: Sequence[Curve]) -> str:
-    """A warning where no run has ever moved, as where every return of a group is alike; or else nothing."""
+    """A warning where no evaluation differs from another, as where every return of a group is alike; else nothing."""
     values = np.concatenate([curve.values for curve in curves])
     if np.ptp(values) > 0:
         return ""
     return (
-        f"Every evaluation of every run is {values[0]:.3f}: nothing was learned, and so nothing is compared. Each run's"
-        " output.txt says how far the policy was when training began and whether there was anything to learn from."
+        f"Every evaluation of every run is {values[0]:.3f}: nothing was learned, or nothing was left to learn, and so"
+        " nothing is compared. The output.txt in a run's folder says whether its rollouts had anything to learn from."
     )
 
 
@@ -126,9 +126,9 @@ def _evaluations(rows: Sequence[Row], start: float) -> str:
     episodes = sorted({row.episodes for row in rows})
     counts = ", ".join(map(str, episodes))
     return (
-        f"Runs begin at {start:.3f} on average. Each evaluation is a mean of {counts} held-out episodes: a success rate"
-        f" of so many is known to within ±{1.96 * np.sqrt(0.25 / episodes[0]):.2f} at worst (95 %), of which what the"
-        " instances have in it, the same for all arms, is in no interval."
+        f"The first evaluation is {start:.3f} on average. Each is of {counts} held-out episodes, so that a success rate"
+        f" has a standard error of up to {np.sqrt(0.25 / episodes[0]):.3f}; the part of it that comes from the"
+        " instances is the same for all arms, and is in no interval."
     )
 
 

@@ -15,7 +15,7 @@ from freshper_lightning.errors import ConfigurationError, require_setting
 METRICS = ("success", "return")
 MODES = ("sampled", "greedy")
 APART = "different from one another in three digits"
-"""What factors of a learning rate must be, which name runs in so many."""
+"""What factors of a learning rate must be: runs are named by three of their digits."""
 
 
 @dataclass
@@ -101,7 +101,7 @@ class StudySettings:
     """Applied updates after which the policy is measured."""
     groups: int = 64
     """Groups of the frozen probe, and of each half of the fresh episodes."""
-    learning_rates: list[float] = field(default_factory=list)
+    factors: list[float] = field(default_factory=list)
     """Multiples of the arm's learning rate at which it is trained as well, to see how fast data age there."""
     replay_updates: list[int] = field(default_factory=list)
     """The same for other values of `data.replay_updates`."""
@@ -110,9 +110,9 @@ class StudySettings:
         ages = sorted(set(self.ages))
         require_setting("study.ages", self.ages, ages == self.ages and ages[:1] == [0], "in order, with 0 first")
         require_setting("study.groups", self.groups, self.groups >= 2, "at least 2")
-        rates, updates = self.learning_rates, self.replay_updates
+        rates, updates = self.factors, self.replay_updates
         other = all(factor > 0 for factor in rates) and distinct([1.0, *rates])
-        require_setting("study.learning_rates", rates, other, f"factors above 0, {APART} and from 1")
+        require_setting("study.factors", rates, other, f"factors above 0, {APART} and from 1")
         counts = all(number >= 0 for number in updates) and len(set(updates)) == len(updates)
         require_setting("study.replay_updates", updates, counts, "different numbers, at least 0")
 

@@ -19,6 +19,7 @@ from freshper_lightning.errors import ConfigurationError, require_setting
 LEARNING_RATE = "model.optimizer.init_args.lr"
 LENGTH = "trainer.max_epochs"
 REPLAY_UPDATES = "data.init_args.replay_updates"
+EPOCHS = "data.init_args.epochs"
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Recipe:
         """
         rate = flat(self.config).get(LEARNING_RATE)
         if rate is None:
-            raise ConfigurationError(f"arms.{self.name}: {LEARNING_RATE} must be given to be tuned")
+            raise ConfigurationError(f"arms.{self.name}: {LEARNING_RATE} must be given: tuning and studies change it")
         return float(rate)
 
     def at(self, learning_rate: float) -> "Recipe":
@@ -54,6 +55,10 @@ class Recipe:
         if updates is None:
             raise ConfigurationError(f"arms.{self.name}: {REPLAY_UPDATES} must be given where study.replay_updates is")
         return int(updates)
+
+    def trains_without_replay(self) -> bool:
+        """Whether anything is left to do where K is 0."""
+        return flat(self.config).get(EPOCHS) != 0
 
     def replaying(self, updates: int) -> "Recipe":
         """The same with another K."""

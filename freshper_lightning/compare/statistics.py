@@ -11,6 +11,8 @@ Floats = NDArray[np.float64]
 
 CONFIDENCE = 0.95
 RESAMPLES = 9999
+TIE = 1e-6
+"""Differences below it are none: logs have single precision, so that equal means may differ in their last digits."""
 SEED = 0
 """Of the resampling, so that a table always gives the same report."""
 
@@ -95,7 +97,8 @@ def paired(arm: Mapping[int, float], baseline: Mapping[int, float]) -> Differenc
     if not seeds:
         return None
     differences = np.array([arm[seed] - baseline[seed] for seed in seeds])
-    return Difference(estimate(differences), int((differences > 0).sum()), int((differences < 0).sum()))
+    signs = np.sign(np.where(np.abs(differences) < TIE, 0.0, differences))
+    return Difference(estimate(differences), int((signs > 0).sum()), int((signs < 0).sum()))
 
 
 def sign_test(above: int, below: int) -> float:

@@ -9,15 +9,17 @@ from pathlib import Path
 from freshper_lightning.compare.marker import Marker
 from freshper_lightning.compare.plan import Plan
 from freshper_lightning.compare.processes import DivergedError, Processes, RunFailedError, locked
+from freshper_lightning.compare.report import counted
 from freshper_lightning.compare.run import WarmStartJob
 from freshper_lightning.compare.schedule import Forecast, run_jobs
-from freshper_lightning.compare.settings import Comparison
-from freshper_lightning.compare.stack import Recipe, flat
+from freshper_lightning.compare.settings import Comparison, shown
+from freshper_lightning.compare.stack import EPOCHS, Recipe, flat
 from freshper_lightning.compare.tuning import CHOSEN, tuned
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.study import table
 from freshper_lightning.study.sketch import DIMENSION
-from freshper_lightning.study.staleness import staleness
+from freshper_lightning.study.snapshots import snapshot
+from freshper_lightning.study.staleness import SNAPSHOTS, staleness
 
 STUDIES = ("ess",)
 TABLE, PICTURE = "staleness.csv", "staleness.png"
@@ -29,8 +31,10 @@ class StudyRun:
 
     seed: int
     variant: str
+    """What it changes of the arm, in words; empty for the arm itself."""
     recipe: Recipe
     marker: Marker
+    """Of its folder."""
 
     @property
     def name(self) -> str:
@@ -47,7 +51,8 @@ def run_study(comparison: Comparison, folder: Path, seeds: Sequence[int], jobs: 
 
     Raises:
         ConfigurationError: The arm or the warm start does not parse, the folder is of another study or has learning
-            rates without the arm's, the table has numbers of a run whose folder is gone, or a variant is none.
+            rates without the arm's, the table has numbers of a run whose folder is gone, or a variant is the arm itself
+            or could not be trained.
     """
     arm = comparison.study.arm or comparison.baseline
     plan = Plan(comparison, folder, comparison.chosen([arm]))
@@ -65,9 +70,6 @@ def run_study(comparison: Comparison, folder: Path, seeds: Sequence[int], jobs: 
         start = plan.start(run.seed)
         if isinstance(start, WarmStartJob) and not start.succeeded:
             failures[run.name] = "its warm start failed"
-            continue
-        if (reason := run.marker.diverged()) is not None:
-            failures[run.name] = reason
             continue
         try:
             _study(plan, run, processes)
@@ -87,20 +89,22 @@ def _variants(comparison: Comparison, recipe: Recipe) -> dict[str, Recipe]:
     study = comparison.study
     if study.replay_updates and (own := recipe.replay_updates()) in study.replay_updates:
         raise ConfigurationError(f"study.replay_updates={study.replay_updates} must not have {own}, the arm's own")
-    rates = {
-        f"learning rate x {factor:.3g}": recipe.at(factor * recipe.learning_rate()) for factor in study.learning_rates
-    }
+    if 0 in study.replay_updates and not recipe.trains_without_replay():
+        raise ConfigurationError(
+            f"study.replay_updates={study.replay_updates} must not have 0: arms.{recipe.name} has {EPOCHS}=0"
+        )
+    rates = {f"learning rate x {shown(factor)}": recipe.at(factor * recipe.learning_rate()) for factor in study.factors}
     return {"": recipe} | rates | {f"K = {updates}": recipe.replaying(updates) for updates in study.replay_updates}
 
 
 def _announce(comparison: Comparison, seeds: int, variants: int) -> None:
     ages, groups = comparison.study.ages, comparison.study.groups
-    further = f", and {variants} variants of it with the probe alone" if variants else ""
-    print(f"{comparison.task}: {seeds} seeds, each {ages[-1]} updates of training and then {len(ages)} ages with")
+    print(f"{comparison.task}: {counted(seeds, 'seed')}, each {ages[-1]} updates of training and then {len(ages)} ages")
     print(
-        f"{groups} groups of the probe and {2 * groups} fresh ones{further}; the first shows how long it takes",
-        flush=True,
+        f"with {groups} groups of the probe and {2 * groups} fresh ones; the first shows how long it takes", flush=True
     )
+    if variants:
+        print(f"and the same training of {counted(variants, 'variant')}, with the probe alone", flush=True)
 
 
 def _require_folders(runs: Sequence[StudyRun], results: Path) -> None:
@@ -128,23 +132,31 @@ def _study(plan: Plan, run: StudyRun, processes: Processes) -> None:
         except ConfigurationError as error:
             raise RunFailedError(str(error)) from error
         run.marker.begin(goes_on=True)
-        begin = time.monotonic()
-        try:
-            staleness(
-                policy=start if isinstance(start, str) else str(start.policy),
-                run=folder,
-                seed=run.seed,
-                options=run.recipe.options,
-                ages=study.ages,
-                groups=study.groups,
-                results=plan.folder / TABLE,
-                picture=plan.folder / PICTURE,
-                train=lambda arguments: processes.run(list(arguments), folder / "output.txt", lock),
-                variant=run.variant,
-            )
-        except DivergedError as error:
-            run.marker.finish(time.monotonic() - begin, diverged=str(error))
-            raise
+
+        def train(arguments: Sequence[str]) -> None:
+            """Not again where it has diverged: it would again."""
+            begin = time.monotonic()
+            if run.marker.diverged() is None:
+                try:
+                    processes.run(list(arguments), folder / "output.txt", lock)
+                except DivergedError as error:
+                    run.marker.finish(time.monotonic() - begin, diverged=str(error))
+
+        staleness(
+            policy=start if isinstance(start, str) else str(start.policy),
+            run=folder,
+            seed=run.seed,
+            options=run.recipe.options,
+            ages=study.ages,
+            groups=study.groups,
+            results=plan.folder / TABLE,
+            picture=plan.folder / PICTURE,
+            train=train,
+            variant=run.variant,
+        )
+        lost = [age for age in study.ages if not snapshot(folder / SNAPSHOTS, age).exists()]
+    if lost and (reason := run.marker.diverged()) is not None:
+        raise DivergedError(f"ages from {lost[0]} on are not there: {reason}")
 
 
 def _run(plan: Plan, recipe: Recipe, seed: int, variant: str) -> StudyRun:

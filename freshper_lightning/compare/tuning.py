@@ -13,7 +13,7 @@ from yaml import YAMLError
 
 from freshper_lightning.compare.collect import rows_of
 from freshper_lightning.compare.curves import curves_of
-from freshper_lightning.compare.ledger import lacks, missing_evaluation
+from freshper_lightning.compare.ledger import missing_evaluation, without
 from freshper_lightning.compare.plan import Plan
 from freshper_lightning.compare.run import TrainingJob
 from freshper_lightning.compare.settings import shown
@@ -69,7 +69,7 @@ def choose(plan: Plan, finished: Mapping[str, Mapping[float, Sequence[TrainingJo
 def incomplete(task: str, runs: Iterable[TrainingJob]) -> dict[str, str]:
     """Which of the runs ended before their time, though without an error, and what their logs are without."""
     missing = {run.name: missing_evaluation(rows_of(task, run), run) for run in runs if run.succeeded}
-    return {name: lacks(moment) for name, moment in missing.items() if moment}
+    return {name: without(moment) for name, moment in missing.items() if moment}
 
 
 def _result(plan: Plan, runs: Sequence[TrainingJob]) -> float:

@@ -52,6 +52,16 @@ def divergence(name: str, log_ratios: Groups, samples: Indices) -> dict[str, Est
     return {name: _ratio(sums[:, :2], samples), f"{name}_sequence": _ratio(sums[:, ::2], samples)}
 
 
+def ess_bound(kl: Estimate) -> Estimate:
+    """What the effective sample size over n cannot exceed, exp(-KL(current || behavior)), of the divergence in nats.
+
+    That share is 1 / E[r**2] with r = current / behavior under the behavior policy, exp(-D2) for the Renyi divergence
+    of order 2, which is at least the Kullback-Leibler one (van Erven and Harremoes 2014, theorem 3). The plug-in is
+    biased upwards and at least 1/n, so that it may lie above.
+    """
+    return Estimate(math.exp(-kl.value), math.exp(-kl.high), math.exp(-kl.low))
+
+
 def _at_level(group: Sequence[Tensor], level: str) -> Tensor:
     """float64: one log-ratio per token, or one per trajectory."""
     if level == "token":

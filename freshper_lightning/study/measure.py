@@ -1,6 +1,5 @@
 """Everything that is measured of one policy on the probe and on fresh episodes."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from freshper_lightning.policy.scoring import chunks, token_log_probs
 from freshper_lightning.rollout.seeds import stable_hash
 from freshper_lightning.study.alignment import Alignment
 from freshper_lightning.study.bootstrap import Estimate, resamples
-from freshper_lightning.study.divergence import divergence, staleness
+from freshper_lightning.study.divergence import divergence, ess_bound, staleness
 from freshper_lightning.study.episodes import HeldOutPlay, play
 from freshper_lightning.study.gradients import group_gradients, log_prob_gradients, menu_products, products
 from freshper_lightning.study.menu import MENU, ON_POLICY
@@ -63,19 +62,14 @@ class Study:
         return rows + self._gradients(key, net, probe, fresh, current)
 
     def _of_fresh(self, fresh: Groups) -> dict[str, Estimate]:
-        """Divergence of the current to the behavior policy on samples of the former, and how well it does.
-
-        ``ess_bound_sequence`` is what the effective sample size over n cannot exceed: exp(-KL(current || behavior)) of
-        whole trajectories, since the Renyi divergence of order 2 is at least the Kullback-Leibler one.
-        """
+        """Divergence of the current to the behavior policy on samples of the former, and how well it does."""
         behavior = self._log_probs(PolicyNet.from_pretrained(self.start).to(self.device), fresh)
         ratios = [_less(then, group) for then, group in zip(_grouped(behavior, fresh), fresh, strict=True)]
         samples = resamples(len(fresh), self.draws, self.seed)
         returns = np.array([np.mean([item.episode_return for item in group]) for group in fresh])
         score = Estimate(float(returns.mean()), *np.quantile(returns[samples].mean(1), [0.025, 0.975]).tolist())
         found = divergence("kl_current_behavior", ratios, samples)
-        kl = found["kl_current_behavior_sequence"]
-        bound = Estimate(*(math.exp(-end) for end in (kl.value, kl.high, kl.low)))
+        bound = ess_bound(found["kl_current_behavior_sequence"])
         return found | {"ess_bound_sequence": bound, "return": score}
 
     def _gradients(

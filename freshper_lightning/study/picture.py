@@ -46,6 +46,7 @@ def _gradients(axes: Axes, rows: Sequence[Row], of_task: list[Run]) -> None:
             _line(axes, curve(rows, run, "cosine", loss), label, colors(index), style, interval=not index)
     axes.set(title=f"{of_task[0][0]}\ncosine to the fresh gradient; shaded: interval of the first loss")
     axes.set(ylabel="cosine", ylim=(-1, 1))
+    _tick(axes, _ages(rows, of_task))
     _legend(axes, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
@@ -57,6 +58,7 @@ def _sizes(axes: Axes, rows: Sequence[Row], of_task: list[Run]) -> None:
             label = f"{level}, exp(-variance)" if run == of_task[0] else None
             _line(axes, curve(rows, run, f"gaussian_ess_{level}"), label, f"C{index}", style, marker="x")
     axes.set(title="effective sample size over n", ylabel="ESS / n", ylim=(0, 1.02))
+    _tick(axes, _ages(rows, of_task))
     _legend(axes, loc="lower left")
 
 
@@ -77,6 +79,10 @@ def _variances(axes: Axes, rows: Sequence[Row], of_task: list[Run]) -> None:
         axes.set(xscale="log", yscale="log")
         _tick(axes, sorted(ages))
         _legend(axes)
+
+
+def _ages(rows: Sequence[Row], of_task: list[Run]) -> list[int]:
+    return sorted({row.age for row in rows if (row.task, row.seed) in of_task})
 
 
 def _legend(axes: Axes, **place: Any) -> None:
@@ -107,6 +113,5 @@ def _line(
         ends = ([row.low for row in found.values()], [row.high for row in found.values()])
         axes.fill_between(list(found), *ends, color=color, alpha=0.08, linewidth=0)
     axes.set_xscale("symlog", linthresh=6)
-    _tick(axes, list(found))
     axes.set(xlabel="age in updates")
     axes.grid(alpha=0.3)

@@ -30,7 +30,7 @@ BY_AGE = {
     "KL(behavior, current) / episode": "kl_behavior_current_sequence",
     "KL(current, behavior) / episode": "kl_current_behavior_sequence",
     **{f"ESS / n, {level}": f"ess_{level}" for level in LEVELS},
-    "exp(-KL(current, behavior)), its bound for sequences": "ess_bound_sequence",
+    "exp(-KL(current, behavior) / episode), bound of ESS / n, sequence": "ess_bound_sequence",
     **{f"exp(-variance), {level}": f"gaussian_ess_{level}" for level in LEVELS},
     "tokens beyond the clip": "clip_share",
     "ceiling of the cosine": "ceiling",
@@ -74,11 +74,13 @@ def _of_run(rows: Sequence[Row], run: Run) -> list[str]:
     parts = [f"## {run[0]}, seed {run[1]}", _table("age in updates", by_age, _plain)]
     for title, quantity in BY_LOSS.items():
         parts.append(_table(title, {loss: curve(rows, run, quantity, loss) for loss in losses(rows)}, _with_interval))
-    return [*parts, *_growth(rows, run)]
+    return [part for part in (*parts, *_growth(rows, run)) if part]
 
 
 def _table(title: str, curves: dict[str, dict[int, Row]], shown: Callable[[Row], str]) -> str:
     ages = sorted({age for found in curves.values() for age in found})
+    if not ages:
+        return ""
     lines = [[title, *map(str, ages)], ["---"] * (len(ages) + 1)]
     present = {name: found for name, found in curves.items() if found}
     lines += [[name, *(shown(found[age]) if age in found else "" for age in ages)] for name, found in present.items()]

@@ -19,6 +19,9 @@ from freshper_lightning.study.measure import Study
 from freshper_lightning.study.picture import draw
 from freshper_lightning.study.snapshots import PolicySnapshots, check_updates, snapshot
 
+SNAPSHOTS = "snapshots"
+"""Where in a run's folder they are."""
+
 
 def staleness(
     *,
@@ -49,7 +52,7 @@ def staleness(
         groups: Groups of the probe; as many make each of the two halves of the fresh episodes.
         results: CSV file of all tasks and seeds; a file of the same name that ends in .md gets its tables.
         picture: PNG of what the results hold.
-        train: Runs `freshper` with the arguments that it is given, to its end.
+        train: Runs `freshper` with the arguments that it is given; ages that it does not reach are not measured.
         variant: What the options change of the arm that is studied, in words; of a variant only what the policy moves
             by is measured.
         draws: Bootstrap samples for intervals.
@@ -60,7 +63,7 @@ def staleness(
     """
     _check(policy, ages, groups, draws)
     arguments = _arguments(options, policy, run, seed, ages)
-    folder = run / "snapshots"
+    folder = run / SNAPSHOTS
     missing = [age for age in ages if not snapshot(folder, age).exists()]
     if missing:
         train(["fit", *arguments, *_resumption(run, missing)])
@@ -69,7 +72,8 @@ def staleness(
     environment = callback_of(cli.trainer, EvaluationCallback).environment or rollout.environment
     how = HeldOutPlay(rollout, environment)
     study = Study(how, Path(policy), seed, groups, draws, cli.trainer.strategy.root_device)
-    keys = [table.Key(environment.id, seed, age, variant) for age in ages]
+    reached = [age for age in ages if snapshot(folder, age).exists()]
+    keys = [table.Key(environment.id, seed, age, variant) for age in reached]
     _measure(study, folder, keys, results)
     rows = table.read(results)
     results.with_suffix(".md").write_text(report.page(rows))
@@ -98,7 +102,7 @@ def _arguments(options: Sequence[str], policy: str, run: Path, seed: int, ages: 
         "trainer.logger.init_args.name": "train",
         "trainer.logger.init_args.version": "",
         "trainer.callbacks+": f"{PolicySnapshots.__module__}.{PolicySnapshots.__name__}",
-        "trainer.callbacks.folder": run / "snapshots",
+        "trainer.callbacks.folder": run / SNAPSHOTS,
         "trainer.callbacks.updates": list(ages),
     }
     return [*options, *(f"--{key}={value}" for key, value in settings.items())]

@@ -1,6 +1,5 @@
 """The table of a study, one number with its interval in each row; what is there is never measured again."""
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -77,14 +76,9 @@ def read(path: str | Path) -> list[Row]:
 def write(path: str | Path, rows: Sequence[Row]) -> None:
     """Replace the file as a whole, with rows in the order of task, seed, variant and age; six digits of each number."""
     ordered = sorted(rows, key=lambda row: (row.task, row.seed, row.variant, row.age))
-    temporary = Path(path).with_suffix(".tmp")
-    temporary.parent.mkdir(parents=True, exist_ok=True)
-    with temporary.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        for row in ordered:
-            writer.writerow(asdict(row) | {name: f"{getattr(row, name):.6g}" for name in ("value", "low", "high")})
-    temporary.replace(path)
+    numbers = ("value", "low", "high")
+    lines = [asdict(row) | {name: f"{getattr(row, name):.6g}" for name in numbers} for row in ordered]
+    csv_table.write_table(Path(path), COLUMNS, [list(line.values()) for line in lines])
 
 
 def has(rows: Sequence[Row], key: Key) -> bool:

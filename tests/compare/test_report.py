@@ -82,8 +82,8 @@ def test_differences_are_shown_from_every_reference_and_the_other_mode_stands_be
     assert "final-window mean, greedy" in page
     assert "0.125 [0.125, 0.125]" in page
     assert "Runs start at" not in page
-    assert "Runs begin at 0.400 on average. Each evaluation is a mean of 64 held-out episodes" in page
-    assert "within ±0.12 at worst" in page
+    assert "The first evaluation is 0.400 on average. Each is of 64 held-out episodes" in page
+    assert "a standard error of up to 0.062" in page
     assert "Runs start at 0.400" in write_report(table, comparison(threshold=0.5), tmp_path, {}).read_text()
 
 
@@ -132,7 +132,7 @@ def test_a_page_of_one_seed_has_no_intervals(tmp_path):
 
 def test_a_comparison_in_which_nothing_was_learned_says_so(tmp_path):
     flat = [dataclasses.replace(row, success=0.25) for row in [*rows("base"), *rows("good")]]
-    warning = "**Every evaluation of every run is 0.250: nothing was learned, and so nothing is compared."
+    warning = "**Every evaluation of every run is 0.250: nothing was learned, or nothing was left to learn"
     assert warning in write_report(flat, comparison(), tmp_path, {}).read_text()
     moved = [*flat[:-1], dataclasses.replace(flat[-1], success=0.5)]
     assert "nothing was learned" not in write_report(moved, comparison(), tmp_path, {}).read_text()
@@ -158,6 +158,8 @@ def test_a_table_is_read_as_it_was_written(tmp_path):
         ({"environment_steps": -5}, "line 2: environment_steps=-5 must be a number of at least 0"),
         ({"seconds": float("nan")}, "line 2: seconds=nan must be a number of at least 0"),
         ({"episodes": 0}, "line 2: episodes=0 must be at least 1"),
+        ({"episodes": 1.5}, r"line 2: episodes=1\.5 must be a whole number"),
+        ({"learning_rate": float("nan")}, "line 2: learning_rate=nan must be a number of at least 0"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused_by_column(tmp_path, changes, message):
@@ -191,11 +193,17 @@ def test_curves_are_averaged_where_all_of_them_are():
     assert on_common_places([short, later], "seconds")[0].size == 0
 
 
-def test_equal_means_are_ties_however_their_evaluations_differ():
-    """Shares of 256 episodes whose sums are equal: 115 + 116 + 77 and 143 + 70 + 95."""
-    curves = {
-        name: Curve(name, 0, np.array([0, *counts]) / 256, *(np.arange(4.0),) * 3)
-        for name, counts in {"base": (115, 116, 77), "good": (143, 70, 95)}.items()
-    }
-    found = measure(list(curves.values()), comparison(final_window=3)).outcomes[FINAL]
-    assert (found["good"].less(found["base"]).above, found["good"].less(found["base"]).below) == (0, 0)
+@pytest.mark.parametrize("shares", [(115 / 256, 116 / 256, 77 / 256), (0.1, 0.2, 0.3)])
+def test_equal_means_are_ties_in_single_precision_too(shares, tmp_path):
+    """The same evaluations in another order and, for the second, others of the same sum, as a log holds them."""
+    other = tuple(reversed(shares)) if shares[0] > 0.1 else (0.2, 0.2, 0.2)
+    table = [
+        dataclasses.replace(row, arm=arm, success=float(np.float32(share)), score=0.0)
+        for arm, values in {"base": shares, "good": other}.items()
+        for row, share in zip(rows("base", 1), values, strict=True)
+    ]
+    write_table(tmp_path / "table.csv", table)
+    curves = curves_of(read_table(tmp_path / "table.csv"), "success", "sampled")
+    found = measure(curves, comparison(final_window=3)).outcomes[FINAL]
+    difference = found["good"].less(found["base"])
+    assert (difference.above, difference.below) == (0, 0)

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from freshper_lightning.algorithms.ess import ess_ratio
-from freshper_lightning.study.bootstrap import resamples
-from freshper_lightning.study.divergence import divergence, staleness
+from freshper_lightning.study.bootstrap import Estimate, resamples
+from freshper_lightning.study.divergence import divergence, ess_bound, staleness
 
 
 def ratios(groups, members, tokens, make):
@@ -51,3 +51,22 @@ def test_a_divergence_per_episode_is_the_sum_over_its_tokens():
     groups = [[torch.tensor([0.3, -0.1])], [torch.tensor([0.5, 0.1, 0.2, 0.2])]]
     found = divergence("kl", groups, resamples(2, 5, seed=0))
     assert found["kl_sequence"].value == pytest.approx(3 * found["kl"].value)
+
+
+def test_the_bound_of_the_effective_size_is_of_the_divergence_of_the_current_policy():
+    """Two actions, of probability 0.5 under the behavior policy, 0.9 and 0.1 under the current one."""
+    behavior, current = torch.tensor([0.5, 0.5]), torch.tensor([0.9, 0.1])
+    fresh = [[(behavior / current).log()[action : action + 1]] for action in [0] * 9 + [1]]
+    stale = [[(current / behavior).log()[action : action + 1]] for action in [0] * 5 + [1] * 5]
+    once = np.arange(10)[None]
+    kl = divergence("kl", fresh, once)["kl_sequence"]
+    share = staleness(stale, once)["ess_sequence"].value
+    assert kl.value == pytest.approx(0.9 * math.log(1.8) + 0.1 * math.log(0.2))
+    assert share == pytest.approx(1 / (0.5 * 1.8**2 + 0.5 * 0.2**2))
+    assert ess_bound(kl).value > share
+    assert ess_bound(divergence("kl", stale, once)["kl_sequence"]).value < share, "the other direction is no bound"
+
+
+def test_the_ends_of_the_bound_change_places():
+    found = ess_bound(Estimate(0.5, 0.25, 1.0))
+    assert [found.value, found.low, found.high] == pytest.approx([math.exp(-0.5), math.exp(-1), math.exp(-0.25)])

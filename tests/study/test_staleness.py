@@ -19,9 +19,19 @@ from tests.command import TINY, environment
 
 
 @pytest.fixture
-def study(model_path, tmp_path, monkeypatch):
+def commands():
+    """What was trained, command by command."""
+    return []
+
+
+@pytest.fixture
+def study(model_path, tmp_path, monkeypatch, commands):
     for name, value in environment(model_path, tmp_path).items():
         monkeypatch.setenv(name, value)
+
+    def train(arguments):
+        commands.append(arguments)
+        main(arguments)
 
     def run(ages, folder="run"):
         results = tmp_path / f"{folder}.csv"
@@ -34,7 +44,7 @@ def study(model_path, tmp_path, monkeypatch):
             groups=2,
             results=results,
             picture=results.with_suffix(".png"),
-            train=main,
+            train=train,
             draws=10,
         )
         return table.read(results)
@@ -99,12 +109,14 @@ def test_the_tables_name_every_loss_and_at_age_zero_nothing_is_stale(study, tmp_
     assert all(loss in (tmp_path / "run.md").read_text() for loss in MENU)
 
 
-def test_ages_added_later_are_those_of_a_run_that_was_not_stopped(study):
-    """An iteration has 6 updates, so that the first study ends inside of one."""
-    whole = study([0, 2, 3, 8], "whole")
+@pytest.mark.parametrize(("later", "continued"), [([0, 2, 8], True), ([0, 2, 3, 8], False)])
+def test_ages_added_later_are_those_of_a_run_that_was_not_stopped(study, commands, later, continued):
+    """An iteration has 6 updates: the first study's last age is inside of one, and 3 is before its checkpoint."""
+    whole = study(later, "whole")
     study([0, 2])
-    extended = study([0, 2, 3, 8])
-    assert [at(extended, age) for age in (2, 3, 8)] == [at(whole, age) for age in (2, 3, 8)]
+    extended = study(later)
+    assert any("--ckpt_path" in argument for argument in commands[-1]) == continued
+    assert [at(extended, age) for age in later] == [at(whole, age) for age in later]
 
 
 def test_training_ends_where_nothing_is_left_to_write(study, tmp_path):
