@@ -69,6 +69,14 @@ def test_the_comparison_of_the_docs_is_one(folder, monkeypatch):
     arms = Plan(comparison, folder / "results", comparison.chosen(None)).recipes
     assert list(arms) == ["on_policy", "on_policy_epochs", "freshper"]
     assert {arm.config["rollout"]["environment"]["id"] for arm in arms.values()} == {"guess:Guess-v0"}
+    (folder / "guess_policy.py").write_text(block("guess_policy.py", "docs/tasks.md"))
+    (warm,) = re.findall(r"```yaml\n(warm_start:\n.*?)```", (ROOT / "docs/results.md").read_text(), re.DOTALL)
+    without = [line for line in (folder / "mine.yaml").read_text().splitlines() if not line.startswith("model:")]
+    (folder / "warm.yaml").write_text("\n".join([*without, warm]))
+    comparison = read_comparison("warm.yaml")
+    (start,) = Plan(comparison, folder / "results", comparison.chosen(None)).warm_starts([0])
+    assert start.recipe.config["data"]["init_args"]["demonstrate"] == "guess_policy.demonstrate"
+    assert start.tiny == {"task": "guess_policy"}
 
 
 def test_the_buffer_is_usable_alone(capsys):

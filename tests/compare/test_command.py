@@ -280,7 +280,9 @@ def test_a_rate_that_diverges_is_the_worst_and_is_not_tried_again(tiny_environme
 def test_runs_that_diverge_are_named_every_time_and_leave_no_rows(tiny_environment, tmp_path, capsys):
     file, folder = edited(tmp_path / "compare.yaml", diverging(rate=0.001)), tmp_path / "results"
     for number in (2, 0):
-        with pytest.raises(SystemExit, match=r"1 failed: freshper_50, seed 0; .*what has neither diverged nor ended before its time"):
+        with pytest.raises(
+            SystemExit, match=r"1 failed: freshper_50, seed 0; .*what has neither diverged nor ended before its time"
+        ):
             compare(file, folder, "--seeds=1")
         assert f"hash: {number} of 2 runs to do" in capsys.readouterr().out
         assert re.search("^- freshper_50, seed 0: diverged: ", (folder / "report.md").read_text(), re.MULTILINE)
