@@ -36,14 +36,7 @@ class Recipe:
         Raises:
             ConfigurationError: The arm does not say it.
         """
-        rate = flat(self.config).get(LEARNING_RATE)
-        if rate is None:
-            raise ConfigurationError(f"arms.{self.name}: {LEARNING_RATE} must be given: tuning and studies change it")
-        return float(rate)
-
-    def at(self, learning_rate: float) -> "Recipe":
-        """The same at another learning rate, in six digits."""
-        return self._but(LEARNING_RATE, float(f"{learning_rate:.6g}"))
+        return float(self._said(LEARNING_RATE))
 
     def replay_updates(self) -> int:
         """K of the method.
@@ -51,10 +44,17 @@ class Recipe:
         Raises:
             ConfigurationError: The arm does not say it.
         """
-        updates = flat(self.config).get(REPLAY_UPDATES)
-        if updates is None:
-            raise ConfigurationError(f"arms.{self.name}: {REPLAY_UPDATES} must be given where study.replay_updates is")
-        return int(updates)
+        return int(self._said(REPLAY_UPDATES))
+
+    def _said(self, key: str) -> Any:
+        value = flat(self.config).get(key)
+        if value is None:
+            raise ConfigurationError(f"arms.{self.name}: {key} must be given: tuning and studies change it")
+        return value
+
+    def at(self, learning_rate: float) -> "Recipe":
+        """The same at another learning rate, in six digits."""
+        return self._but(LEARNING_RATE, float(f"{learning_rate:.6g}"))
 
     def trains_without_replay(self) -> bool:
         """Whether anything is left to do where K is 0."""
