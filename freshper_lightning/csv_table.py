@@ -38,7 +38,7 @@ def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[obje
     """Replace the file at once, with a header; a file that is there is whole whatever happens meanwhile."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".tmp")
-    with unfinished.open("w", newline="") as file:
+    with unfinished.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns)
         writer.writerows(rows)
@@ -62,8 +62,8 @@ def read_table(path: str | Path, columns: Sequence[str]) -> Iterator[Line]:
     try:
         if list(reader.fieldnames or ()) != list(columns):
             raise ConfigurationError(
-                f"{path} must have the columns {', '.join(columns)}, and no others; a table of another version goes on"
-                " in no folder: give another --folder"
+                f"{path} must have the columns {', '.join(columns)}, and no others; one of another version cannot be"
+                " continued: give another --folder"
             )
         for values in reader:
             place = f"{path}, line {reader.line_num}"

@@ -82,7 +82,8 @@ def _result(plan: Plan, runs: Sequence[TrainingJob]) -> float:
 
 
 def _best(results: Mapping[float, float]) -> float:
-    return max(results, key=lambda factor: (results[factor], -abs(np.log(factor))))
+    """Results that differ by less than logs in single precision can tell are equal."""
+    return max(results, key=lambda factor: (round(results[factor], 6), -abs(np.log(factor))))
 
 
 def choice_of(plan: Plan, arm: str, results: Mapping[float, float]) -> Choice:
