@@ -51,9 +51,9 @@ class ReplayCheckpointIO(TorchCheckpointIO):
             _link_atomically(path.with_name(LAST), path.name)
 
     def load_checkpoint(
-        self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
+        self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read the checkpoint and put the buffer that it names in its place.
+        """Read the checkpoint and put the buffer that it names in its place; all of it into CPU memory by default.
 
         Raises:
             ConfigurationError: The checkpoint or the buffer beside it is missing or damaged.

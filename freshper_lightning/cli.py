@@ -11,11 +11,12 @@ from typing import Any
 
 import jsonargparse
 import transformers
-from lightning import Callback, LightningDataModule, Trainer
+from lightning import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.plugins.io import CheckpointIO
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf.errors import OmegaConfBaseException
 
@@ -130,6 +131,23 @@ class FreshperCLI(LightningCLI):
         return super()._instantiate_trainer({**config, "callbacks": None}, [*wanted, *own])
 
 
+class SaveRunConfig(SaveConfigCallback):
+    """What a run is, in ``config.yaml``; what it was resumed from is not part of that.
+
+    ``validate`` and ``test`` may log into the folder of a run, whose configuration stays: theirs has their own names.
+    """
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Name the file by the stage, and save it."""
+        if stage == "fit":
+            if "ckpt_path" in self.config:
+                self.config = self.config.clone()
+                self.config["ckpt_path"] = None
+        else:
+            self.config_filename = f"{TrainerFn(stage).value}.yaml"
+        super().setup(trainer, pl_module, stage)
+
+
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line ``args`` (the process's own by default)."""
     arguments = sys.argv[1:] if args is None else list(args)
@@ -183,7 +201,7 @@ def lightning_cli(arguments: list[str] | None, run: bool = True) -> FreshperCLI:
         LightningDataModule,
         subclass_mode_data=True,
         parser_class=FreshperParser,
-        save_config_callback=SaveConfigCallback,
+        save_config_callback=SaveRunConfig,
         save_config_kwargs={"overwrite": True},
         trainer_defaults={
             "use_distributed_sampler": False,

@@ -227,6 +227,21 @@ def test_fit_then_validate_and_test_play_the_same_evaluation(capsys, monkeypatch
             assert again[tag] == scalars[tag][-1:], tag
 
 
+def test_a_run_s_configuration_stays_what_it_was_when_the_run_is_tested_and_resumed_in_its_own_folder(
+    capsys, monkeypatch, model_path, tmp_path
+):
+    in_this_process(monkeypatch, model_path, tmp_path, "--trainer.max_epochs=1", "--data.replay_updates=0")
+    saved = tmp_path / "run" / "config.yaml"
+    first, last = saved.read_text(), tmp_path / "run" / "checkpoints" / "last.ckpt"
+    main(["test", "-c", str(saved), f"--ckpt_path={last}"])
+    main(["validate", "-c", str(saved)])
+    assert saved.read_text() == first
+    assert yaml.safe_load((saved.parent / "test.yaml").read_text())["ckpt_path"] == str(last)
+    assert yaml.safe_load((saved.parent / "validate.yaml").read_text())["ckpt_path"] is None
+    main(["fit", "-c", str(saved), f"--ckpt_path={last}"])
+    assert saved.read_text() == first
+
+
 def test_without_a_checkpoint_the_policy_that_a_run_starts_from_is_played_and_the_result_printed(
     capsys, monkeypatch, model_path, tmp_path
 ):

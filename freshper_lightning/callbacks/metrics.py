@@ -10,6 +10,16 @@ from torch import Tensor
 from torchmetrics import MeanMetric
 
 
+def _several_ranks() -> bool:
+    """A group of one rank needs no collective; that of vLLM on a GPU has none for tensors in CPU memory."""
+    return dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _device_of_collectives() -> torch.device:
+    on_gpu = _several_ranks() and dist.get_backend() == dist.Backend.NCCL
+    return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+
+
 class MetricBank:
     """Means by name since the last flush; a value with weight 0 keeps its name alive on every rank.
 
@@ -28,7 +38,7 @@ class MetricBank:
 
     def _mean(self, name: str) -> MeanMetric:
         if name not in self._means:
-            self._means[name] = MeanMetric(nan_strategy="error")
+            self._means[name] = MeanMetric(nan_strategy="error", distributed_available_fn=_several_ranks)
             self._means[name].set_dtype(torch.float64)
         return self._means[name]
 
@@ -36,7 +46,7 @@ class MetricBank:
         """The means over all ranks (a collective there), without those that nothing counted towards; starts anew."""
         results = {}
         for name in self._names_of_all_ranks():
-            value = float(self._mean(name).compute())
+            value = float(self._mean(name).to(_device_of_collectives()).compute())
             if not math.isnan(value):
                 results[name] = value
         self._means.clear()
@@ -45,7 +55,7 @@ class MetricBank:
     def _names_of_all_ranks(self) -> list[str]:
         """A rank that lost its data has fewer names, and each name below is a collective."""
         names = set(self._means)
-        if dist.is_initialized() and dist.get_world_size() > 1:
+        if _several_ranks():
             gathered: list[set[str]] = [set() for _ in range(dist.get_world_size())]
             dist.all_gather_object(gathered, names)
             names = names.union(*gathered)

@@ -96,8 +96,8 @@ class ReplayMonitor(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: TrajectoryBatch, batch_idx: int
     ) -> None:
         """Count a micro-batch; at the end of an optimizer batch its means, at the end of an iteration the log."""
+        self._current.add(batch, outputs["observation"])  # copies from the device, and so waits for it
         self._seconds_updating += time.perf_counter() - self._started
-        self._current.add(batch, outputs["observation"])
         if (batch_idx + 1) % trainer.accumulate_grad_batches:
             return
         self._count(trainer, pl_module, batch)

@@ -156,6 +156,8 @@ class RolloutCallback(Callback):
         if self.engine.weight_version != self.clock.updates:
             start = time.perf_counter()
             self.engine.load_weights(module.policy.checkpoint_tensors(), version=self.clock.updates)
+            if module.device.type == "cuda":
+                torch.cuda.synchronize(module.device)
             log_scalars(trainer, {"time/sync": time.perf_counter() - start}, self.clock.updates)
         return self.engine
 

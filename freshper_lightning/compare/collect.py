@@ -9,7 +9,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from freshper_lightning import csv_table
 from freshper_lightning.callbacks.evaluation import ITERATION, STEPS
-from freshper_lightning.callbacks.report import read_scalars
 from freshper_lightning.compare.run import TrainingJob
 from freshper_lightning.compare.settings import MODES
 from freshper_lightning.compare.stack import LEARNING_RATE, flat
@@ -51,20 +50,37 @@ COLUMNS = tuple("return" if f.name == "score" else f.name for f in fields(Row))
 
 def rows_of(task: str, job: TrainingJob) -> list[Row]:
     """The evaluations of a run in order of time, mode by mode."""
-    scalars, seconds = read_scalars(job.folder), training_seconds(job.folder)
+    found, seconds = evaluations(job.folder), training_seconds(job.folder)
     digest, made_with = job.marker.digest(), job.marker.code()
-    environment_steps, iterations = dict(scalars[STEPS]), dict(scalars[ITERATION])
     settings = flat(job.recipe.config)
     rate, episodes = settings.get(LEARNING_RATE), int(settings["evaluation.episodes"])
     rows = []
     for mode in MODES:
-        success = dict(scalars.get(f"evaluation/{mode}/success", []))
-        for update, score in scalars.get(f"evaluation/{mode}/return", []):
-            steps = environment_steps[update]
-            moment = (update, int(iterations[update]), int(steps), round(seconds[update], 2))
-            values = (mode, success.get(update), score, episodes)
-            rows.append(Row(task, job.arm, job.seed, *moment, *values, digest, made_with, rate))
+        for iteration, (update, values) in sorted(found.items()):
+            score = values.get(f"evaluation/{mode}/return")
+            if score is not None:
+                moment = (update, iteration, int(values[STEPS]), round(seconds[update], 2))
+                result = (mode, values.get(f"evaluation/{mode}/success"), score, episodes)
+                rows.append(Row(task, job.arm, job.seed, *moment, *result, digest, made_with, rate))
     return rows
+
+
+def evaluations(folder: Path) -> dict[int, tuple[int, dict[str, float]]]:
+    """Applied updates and logged values of each evaluation, by iteration; the newest where one was repeated.
+
+    Logs are by update, of which iterations that skip all of theirs have none: two evaluations may be of one update.
+    """
+    found: dict[int, tuple[int, dict[str, float]]] = {}
+    for path in sorted(folder.glob("events.out.tfevents.*"), key=_begun):
+        values: dict[str, float] = {}
+        for _, update, tag, value in _moments(path):
+            if not tag.startswith("evaluation/"):
+                continue
+            values[tag] = value
+            if tag == ITERATION:  # the last of those that are logged together
+                found[int(value)] = (update, values)
+                values = {}
+    return found
 
 
 def training_seconds(folder: Path) -> dict[int, float]:
@@ -83,7 +99,7 @@ def training_seconds(folder: Path) -> dict[int, float]:
         clock = max((known for update, known in at_update.items() if update <= resumed), default=0.0)
         at_update = {update: known for update, known in at_update.items() if update <= resumed}
         before = moments[0][0]
-        for wall, update, tag in moments:
+        for wall, update, tag, _ in moments:
             clock += 0.0 if tag.startswith("evaluation/") else wall - before
             before = wall
             if update not in at_update or tag.startswith("update/"):
@@ -92,19 +108,25 @@ def training_seconds(folder: Path) -> dict[int, float]:
 
 
 def _begun(path: Path) -> float:
-    return min((wall for wall, _, _ in _moments(path)), default=math.inf)
+    return min((wall for wall, *_ in _moments(path)), default=math.inf)
 
 
-def _moments(path: Path) -> list[tuple[float, int, str]]:
-    """Wall-clock time, update and tag of every scalar of one file, in order of time."""
+def _moments(path: Path) -> list[tuple[float, int, str, float]]:
+    """Wall-clock time, update, tag and value of every scalar of one file, in order of time."""
     events = EventAccumulator(str(path), size_guidance={"scalars": 0}).Reload()
     found = [
-        (event.wall_time, event.step, tag)
+        (event.wall_time, event.step, tag, event.value)
         for tag in events.Tags()["scalars"]
         if tag != "epoch"
         for event in events.Scalars(tag)
     ]
-    return sorted(found)
+    return sorted(found, key=_in_order)
+
+
+def _in_order(moment: tuple[float, int, str, float]) -> tuple[float, int, bool, bool, str]:
+    """At the same time evaluations come first, with the iteration as the last of their values."""
+    wall, update, tag, _ = moment
+    return wall, update, not tag.startswith("evaluation/"), tag == ITERATION, tag
 
 
 def write_table(path: Path, rows: Sequence[Row]) -> None:

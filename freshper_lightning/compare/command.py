@@ -215,8 +215,10 @@ def _announce(
     comparison: Comparison, warm: Sequence[Job], left: Sequence[Job], number: int, forecast: Forecast
 ) -> None:
     starts = [job for job in warm if not job.finished]
-    most = sum(job.processes for job in [*left, *starts]) * comparison.limits.core_minutes * 60
+    minutes = comparison.limits.core_minutes
+    most = None if minutes is None else sum(job.processes for job in [*left, *starts]) * minutes * 60
+    bound = "" if most is None else f"; at most {duration(most)} of processor time"
     print(
         f"{comparison.task}: {len(left)} of {number} runs to do, {len(starts)} warm starts, {forecast.jobs} at a time"
     )
-    print(f"{forecast.sentence(len(left))}; at most {duration(most)} of processor time", flush=True)
+    print(f"{forecast.sentence(len(left))}{bound}", flush=True)

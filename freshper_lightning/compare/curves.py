@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from freshper_lightning.compare.collect import Row
+from freshper_lightning.compare.statistics import ties
 from freshper_lightning.errors import ConfigurationError
 
 Floats = NDArray[np.float64]
@@ -26,9 +27,9 @@ class Curve:
     environment_steps: Floats
     """[n], increasing."""
     update: Floats
-    """[n], increasing."""
+    """[n], never decreasing."""
     seconds: Floats
-    """[n], increasing."""
+    """[n], never decreasing."""
 
     def final(self, window: int) -> float:
         """Mean of the last ``window`` values: no peak, whose height is luck."""
@@ -51,10 +52,10 @@ class Curve:
         y = np.append(self.values[inside], np.interp(horizon, steps, self.values))
         return float(np.trapezoid(y, x) / (x[-1] - x[0])) if x[-1] > x[0] else float(y[0])
 
-    def steps_to(self, threshold: float) -> float | None:
-        """Environment steps at the first evaluation that reached the threshold; None (censored) where none did."""
-        reached = self.values >= threshold
-        return float(self.environment_steps[reached.argmax()]) if reached.any() else None
+    def reached(self, threshold: float) -> int | None:
+        """Which evaluation was the first at the threshold; None (censored) where none was."""
+        there = (self.values >= threshold) | ties(self.values, threshold)
+        return int(there.argmax()) if there.any() else None
 
     def at(self, axis: str, places: Floats) -> Floats:
         """Values at places of an axis of ``AXES``, linear between evaluations."""
@@ -78,7 +79,7 @@ def curves_of(rows: Sequence[Row], metric: str, mode: str) -> list[Curve]:
 
 
 def _curve(rows: list[Row], metric: str) -> Curve:
-    ordered = sorted(rows, key=lambda row: row.update)
+    ordered = sorted(rows, key=lambda row: row.iteration)
     values = [row.success if metric == "success" else row.score for row in ordered]
     axes = {axis: np.array([getattr(row, axis) for row in ordered], np.float64) for axis in AXES}
     return Curve(ordered[0].arm, ordered[0].seed, np.array(values, np.float64), **axes)

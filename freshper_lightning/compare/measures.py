@@ -1,7 +1,7 @@
 """What each run of each arm comes to, and what that says about the arms."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -18,8 +18,14 @@ class Outcome:
     """One measure of one arm."""
 
     by_seed: dict[int, float]
-    censored: int
-    """Runs that did not reach the threshold within the horizon; that is their value, and the true one is above it."""
+    evaluation: dict[int, int | None] = field(default_factory=dict)
+    """Of steps to the threshold, by seed: which evaluation they are those of, None where the run is censored: it did
+    not get there within the horizon, which is its value, and the true one is above it."""
+
+    @property
+    def censored(self) -> int:
+        """How many runs are."""
+        return sum(place is None for place in self.evaluation.values())
 
     @property
     def estimate(self) -> Estimate:
@@ -27,8 +33,14 @@ class Outcome:
         return estimate(np.array(list(self.by_seed.values())))
 
     def less(self, baseline: "Outcome") -> Difference | None:
-        """Paired by seed; None where no seed is in both."""
-        return paired(self.by_seed, baseline.by_seed)
+        """Paired by seed; None where no seed is in both.
+
+        Two runs that got to the threshold at the same evaluation are a tie: their steps differ in how long episodes
+        were, and which one was there first is not known.
+        """
+        mine, theirs = self.evaluation, baseline.evaluation
+        alike = [seed for seed in mine.keys() & theirs.keys() if mine[seed] == theirs[seed]]
+        return paired(self.by_seed, baseline.by_seed, alike)
 
 
 @dataclass(frozen=True)
@@ -72,11 +84,17 @@ def _threshold(baseline: Sequence[Curve], comparison: Comparison) -> float | Non
 
 
 def _outcome(curves: Sequence[Curve], arm: str, value: Callable[[Curve], float]) -> Outcome:
-    return Outcome({curve.seed: value(curve) for curve in curves if curve.arm == arm}, 0)
+    return Outcome({curve.seed: value(curve) for curve in curves if curve.arm == arm})
 
 
 def _steps(curves: Sequence[Curve], threshold: float, horizon: float) -> Outcome:
     """All runs are followed equally long, so that two that did not get there are equal."""
-    found = {curve.seed: curve.steps_to(threshold) for curve in curves}
-    reached = {seed: steps for seed, steps in found.items() if steps is not None and steps <= horizon}
-    return Outcome({seed: reached.get(seed, horizon) for seed in found}, len(found) - len(reached))
+    steps: dict[int, float] = {}
+    places: dict[int, int | None] = {}
+    for curve in curves:
+        place = curve.reached(threshold)
+        if place is not None and curve.environment_steps[place] > horizon:
+            place = None
+        steps[curve.seed] = horizon if place is None else float(curve.environment_steps[place])
+        places[curve.seed] = place
+    return Outcome(steps, places)

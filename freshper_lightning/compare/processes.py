@@ -60,8 +60,9 @@ class Processes:
 
     def _start(self, command: Sequence[str], output: int, lock: int) -> subprocess.Popen[bytes]:
         # A soft limit, whose signal tells it from other kills; set by a shell since preexec_fn and threads do not mix.
-        seconds = max(1, round(self._limits.core_minutes * 60))
-        limited = ["sh", "-c", f'ulimit -S -t {seconds}; exec "$@"', "sh"]
+        minutes = self._limits.core_minutes
+        limit = "" if minutes is None else f"ulimit -S -t {max(1, round(minutes * 60))}; "
+        limited = ["sh", "-c", f'{limit}exec "$@"', "sh"]
         arguments = [*limited, sys.executable, "-m", "freshper_lightning.compare.child", *command]
         environment = os.environ | {"OMP_NUM_THREADS": str(self._limits.threads)}
         with self._lock:

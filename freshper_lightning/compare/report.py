@@ -21,7 +21,8 @@ DEFINITIONS = {
     " ({shortest})",
     STEPS: "environment steps at the first evaluation of at least {threshold}; the threshold was fixed beforehand as"
     " {share:.0%} of the baseline's result, and a run that starts above it counts with 0. A run that is not there"
-    " after {horizon:,.0f} is censored: it counts with these, so that the figure is a lower bound (≥)",
+    " after {horizon:,.0f} is censored: it counts with these, so that the figure is a lower bound (≥) and its interval"
+    " ends too low. Runs that are there at the same evaluation are neither above nor below one another",
     DROP: "greatest mean of {window} consecutive evaluations less that of the last {window}",
 }
 
@@ -105,8 +106,8 @@ def _trust(curves: Sequence[Curve]) -> str:
         text += (
             " With so few seeds the intervals are too narrow (docs/results.md has their measured coverage), and one"
             " unusual seed moves them: take them for the spread of what was seen. The sign test beside each difference"
-            f" does not rest on the bootstrap; with {fewest} seeds it cannot get below {sign_test(fewest, 0):.2g}. Many"
-            " arms are compared with one baseline, and nothing corrects for that."
+            f" does not rest on the bootstrap; with {counted(fewest, 'seed')} it cannot get below"
+            f" {sign_test(fewest, 0):.2g}. Many arms are compared with one baseline, and nothing corrects for that."
         )
     return text
 

@@ -54,15 +54,16 @@ def distinct(factors: Sequence[float]) -> bool:
 class Limits:
     """What one process may take; how many run at a time follows from it."""
 
-    core_minutes: float = 60.0
-    """Processor time of one attempt at a run, which fails above it; a continued run is a new attempt."""
+    core_minutes: float | None = None
+    """Processor time of one attempt at a run, which fails above it; a continued run is a new attempt. None: any."""
     memory_gib: float = 2.0
     """Memory that a run needs."""
     threads: int = 1
     """Threads of a run."""
 
     def __post_init__(self) -> None:
-        require_setting("limits.core_minutes", self.core_minutes, self.core_minutes > 0, "above 0")
+        minutes = self.core_minutes
+        require_setting("limits.core_minutes", minutes, minutes is None or minutes > 0, "above 0, or null")
         require_setting("limits.memory_gib", self.memory_gib, self.memory_gib > 0, "above 0")
         require_setting("limits.threads", self.threads, self.threads >= 1, "at least 1")
 

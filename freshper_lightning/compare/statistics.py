@@ -1,10 +1,10 @@
 """Interquartile means over seeds, their bootstrap intervals, and paired differences from a baseline."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 Floats = NDArray[np.float64]
@@ -12,7 +12,8 @@ Floats = NDArray[np.float64]
 CONFIDENCE = 0.95
 RESAMPLES = 9999
 TIE = 1e-6
-"""Differences below it are none: logs have single precision, so that equal means may differ in their last digits."""
+"""Absolute and relative differences up to it are none: logs have single precision, so that equal means may differ in
+their last digits."""
 SEED = 0
 """Of the resampling, so that a table always gives the same report."""
 
@@ -27,6 +28,11 @@ class Estimate:
     high: float | None
     runs: int
     """Seeds that it rests on."""
+
+
+def ties(one: ArrayLike, other: ArrayLike) -> NDArray[np.bool_]:
+    """Where two values are as equal as logs can tell."""
+    return np.asarray(np.isclose(one, other, rtol=TIE, atol=TIE))
 
 
 def interquartile_mean(values: Floats, axis: int = -1) -> Floats:
@@ -91,13 +97,17 @@ class Difference:
     """Seeds where it has the smaller one."""
 
 
-def paired(arm: Mapping[int, float], baseline: Mapping[int, float]) -> Difference | None:
-    """Of values by seed; of the seeds that both have, and None where there is none."""
+def paired(arm: Mapping[int, float], baseline: Mapping[int, float], alike: Collection[int] = ()) -> Difference | None:
+    """Of values by seed; of the seeds that both have, and None where there is none.
+
+    Seeds in ``alike`` count as ties whatever their values.
+    """
     seeds = sorted(arm.keys() & baseline.keys())
     if not seeds:
         return None
-    differences = np.array([arm[seed] - baseline[seed] for seed in seeds])
-    signs = np.sign(np.where(np.abs(differences) < TIE, 0.0, differences))
+    ours, theirs = (np.array([values[seed] for seed in seeds]) for values in (arm, baseline))
+    differences = ours - theirs
+    signs = np.sign(np.where(ties(ours, theirs) | np.isin(seeds, list(alike)), 0.0, differences))
     return Difference(estimate(differences), int((signs > 0).sum()), int((signs < 0).sum()))
 
 

@@ -18,6 +18,7 @@ from freshper_lightning.compare.plan import Plan
 from freshper_lightning.compare.run import TrainingJob
 from freshper_lightning.compare.settings import shown
 from freshper_lightning.compare.stack import Recipe, digest
+from freshper_lightning.compare.statistics import ties
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.exclusive import exclusive
 
@@ -82,8 +83,9 @@ def _result(plan: Plan, runs: Sequence[TrainingJob]) -> float:
 
 
 def _best(results: Mapping[float, float]) -> float:
-    """Results that differ by less than logs in single precision can tell are equal."""
-    return max(results, key=lambda factor: (round(results[factor], 6), -abs(np.log(factor))))
+    """Of those that are as good as the best one, the nearest to 1."""
+    top = max(results.values())
+    return min((factor for factor in results if ties(results[factor], top)), key=lambda factor: abs(np.log(factor)))
 
 
 def choice_of(plan: Plan, arm: str, results: Mapping[float, float]) -> Choice:

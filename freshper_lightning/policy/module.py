@@ -126,11 +126,13 @@ class PolicyModule(LightningModule):
             self.reference = BasePolicy(self.net) if shared else self._load().requires_grad_(False)
 
     def _load(self, critic: CriticSettings | None = None) -> PolicyNet:
-        net = PolicyNet.from_pretrained(self.path)
-        if self.lora is not None:
-            net.add_adapters(self.lora)
-        if critic is not None:
-            net.add_critic(critic)
+        # Lightning calls this with its device as the default one, which transformers takes for a device map.
+        with torch.device("cpu"):
+            net = PolicyNet.from_pretrained(self.path)
+            if self.lora is not None:
+                net.add_adapters(self.lora)
+            if critic is not None:
+                net.add_critic(critic)
         if self.compiled:
             net.compile_blocks()
         shard: Callable[[PolicyNet, Any], None] | None = getattr(self.trainer.strategy, "shard", None)

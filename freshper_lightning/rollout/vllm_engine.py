@@ -19,6 +19,9 @@ from freshper_lightning.rollout.host import default_group_kept, host_state_kept,
 from freshper_lightning.rollout.requests import EngineState, check_request
 from freshper_lightning.rollout.sampling import Truncation
 
+SHARE_CHECKED = 0.01
+"""Of a GPU's memory, that vLLM wants free at its start."""
+
 
 class VLLMEngine(RolloutEngine):
     """vLLM as an engine whose log-probabilities are those of the distribution that it sampled from.
@@ -243,11 +246,17 @@ def _require_head_size(model_path: str | Path) -> None:
 
 
 def _build(arguments: dict[str, Any]) -> Any:
-    """On a CPU prompts are never split: vLLM cannot rewind the generator of a seeded request there."""
+    """On a CPU prompts are never split: vLLM cannot rewind the generator of a seeded request there.
+
+    On a GPU vLLM wants a share of the card free at its start, nearly all of it by default, though the size of its KV
+    cache is given: beside a policy that is trained on the same card it would not start.
+    """
     from vllm import LLM
 
     if _on_cpu():
         arguments = {**arguments, "enable_chunked_prefill": False}
+    else:
+        arguments = {"gpu_memory_utilization": SHARE_CHECKED, **arguments}
     return LLM(enable_sleep_mode=_sleep_available(), **arguments)
 
 

@@ -1,5 +1,6 @@
 """How the spread of log-ratios grows with age: in proportion, as a diffusion does, or with the square of it."""
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -11,15 +12,20 @@ from freshper_lightning.study.bootstrap import Floats
 def fit_growth(variances: Mapping[int, float], growth: Growth) -> tuple[DriftFit, float]:
     """The fit that adaptive tau makes, to variances by age, and its R2.
 
-    R2 is one minus squared residuals over squared deviations from the mean, over ages above 0; it is negative where a
-    constant would fit better. Every age weighs the same, since all are variances over the same trajectories; that at
-    age 0 is what engine and trainer disagree by, and is taken off.
+    Every age has as many trajectories, the same ones; that at age 0 is what engine and trainer disagree by, and is
+    taken off. R2 is one minus squared residuals over squared deviations from the mean, over ages above 0, with the
+    fit's own weights, one over the square of the fitted variance: relative errors count. It is negative where a
+    constant would fit better, and NaN where nothing grows.
     """
     ages, values = _above_zero(variances)
     birth = variances.get(0, 0.0)
     fit = fit_drift(AgeBuckets(values, np.ones(len(ages)), np.stack([ages, ages**2]), birth), growth)
-    residuals = values - birth - fit.rate * ages ** POWERS[growth]
-    return fit, 1 - float(residuals @ residuals / np.square(values - values.mean()).sum())
+    expected = birth + fit.rate * ages ** POWERS[growth]
+    if fit.rate == 0:
+        return fit, math.nan
+    weights = expected**-2
+    mean = weights @ values / weights.sum()
+    return fit, 1 - float(weights @ np.square(values - expected) / (weights @ np.square(values - mean)))
 
 
 def local_exponents(variances: Mapping[int, float]) -> dict[tuple[int, int], float]:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+import torchmetrics
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from freshper_lightning.algorithms.algorithm import GRPO
@@ -212,6 +214,18 @@ def test_the_bank_weighs_values_and_leaves_out_what_nothing_counted_towards():
     bank.update("empty", 7.0, weight=0.0)
     assert bank.flush() == {"a": 3.5}
     assert bank.flush() == {}
+
+
+def test_a_process_group_of_one_rank_needs_no_collective(monkeypatch):
+    """On a GPU vLLM makes one that has none for what is in CPU memory."""
+    monkeypatch.setattr(torchmetrics.Metric, "_sync_dist", lambda *_, **__: pytest.fail("a collective"))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        bank = MetricBank()
+        bank.update("a", 2.0)
+        assert bank.flush() == {"a": 2.0}
+    finally:
+        dist.destroy_process_group()
 
 
 def test_the_state_of_the_bank_restores_every_bit():

@@ -42,8 +42,27 @@ def test_the_measures_of_a_curve():
     assert (curve.drop(1), curve.drop(2)) == (1, 0.5)
     assert curve.area(400) == pytest.approx((50 + 75 + 50) / 400)
     assert curve.area(300) == pytest.approx((50 + 75 + 37.5) / 300)
-    assert (curve.steps_to(1), curve.steps_to(0), curve.steps_to(1.1)) == (100, 0, None)
+    assert (curve.reached(1), curve.reached(0), curve.reached(1.1)) == (1, 0, None)
+    single = Curve("a", 0, np.array([0.0, np.float32(0.9)]), *(np.array([0.0, 100]),) * 3)
+    assert single.reached(0.9) == 1
     np.testing.assert_allclose(curve.at("update", np.array([50.0, 300])), [0.5, 0.25])
+
+
+def test_runs_that_get_to_the_threshold_at_the_same_evaluation_are_a_tie_however_long_their_episodes_are():
+    longer = [dataclasses.replace(row, environment_steps=row.environment_steps * 11 // 10) for row in rows("base")]
+    curves = curves_of([*longer, *rows("good")], "success", "sampled")
+    at_once = measure(curves, comparison(threshold=0.8)).outcomes[STEPS]
+    found = at_once["good"].less(at_once["base"])
+    assert (found.estimate.value, found.above, found.below) == (-10, 0, 0)
+    later = measure(curves, comparison(threshold=0.95)).outcomes[STEPS]
+    found = later["good"].less(later["base"])
+    assert (found.estimate.value, found.above, found.below) == (-100, 0, 3)
+
+
+def test_evaluations_without_an_update_between_them_stay_in_the_order_of_iterations():
+    late, early = (dataclasses.replace(row, update=6) for row in reversed(rows("base", seeds=1)[1:]))
+    (curve,) = curves_of([rows("base", seeds=1)[0], late, early], "success", "sampled")
+    assert curve.values.tolist() == [0.4, 0.5, 0.6]
 
 
 def test_the_threshold_is_a_share_of_the_baseline_and_runs_that_never_reach_it_are_censored():

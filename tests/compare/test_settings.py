@@ -21,6 +21,7 @@ WRONG = {
     "an unknown metric": ({"metric": "luck"}, "metric=luck must be success or return"),
     "an unknown mode": ({"mode": "beam"}, "mode=beam must be sampled or greedy"),
     "no threads": ({"limits": {"threads": 0}}, "limits.threads=0 must be at least 1"),
+    "no processor time": ({"limits": {"core_minutes": 0}}, "limits.core_minutes=0.0 must be above 0, or null"),
     "a search without the arm's own rate": ({"tuning": {"factors": [2]}}, "tuning.factors=.* with 1 among them"),
     "two starts": ({"warm_start": {"stack": []}}, "exactly one of warm_start and model"),
     "no start": ({"model": None}, "exactly one of warm_start and model"),

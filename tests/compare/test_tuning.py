@@ -46,6 +46,8 @@ def test_a_best_rate_at_the_edge_of_the_search_is_said(plan):
     in_single_precision = choice_of(plan, "freshper_50", {1 / 3: 0.2000000030, 1.0: 0.2000000029, 3.0: 0.1})
     assert in_single_precision.learning_rate == pytest.approx(0.01)
     assert not in_single_precision.at_edge
+    across_a_digit = choice_of(plan, "freshper_50", {1.0: 0.5015624999999999, 3.0: 0.5015625000000001})
+    assert across_a_digit.learning_rate == pytest.approx(0.01)
 
 
 def test_arms_take_the_rates_that_were_chosen_for_them(plan, tmp_path):

@@ -2,7 +2,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from lightning import Callback
+from lightning import Callback, Trainer
 
 from freshper_lightning.algorithms.algorithm import GRPO
 from freshper_lightning.callbacks.replay_monitor import ReplayMonitor
@@ -172,6 +172,15 @@ def test_the_policy_is_loaded_by_the_trainer_and_not_before(model_path):
     module = policy(model_path)
     with pytest.raises(RuntimeError, match="configure_model"):
         module.policy  # noqa: B018
+
+
+def test_the_policy_is_loaded_into_cpu_memory_whatever_device_lightning_makes_the_default_one(model_path):
+    """Transformers takes a default device for a device map, and on a GPU would want another library for it."""
+    module = policy(model_path)
+    module.trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    with torch.device("meta"):
+        module.configure_model()
+    assert {parameter.device.type for parameter in module.parameters()} == {"cpu"}
 
 
 def test_gradient_checkpointing_changes_no_gradient(tmp_path, model_path):
