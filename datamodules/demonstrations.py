@@ -25,7 +25,8 @@ class DemonstrationsDataModule(LoopDataModule):
     """One iteration is one pass over ``episodes`` demonstrations, in an order of its own.
 
     A demonstration is built as a rollout is: prompt and later user turns from the chat template, replies ended by the
-    end token, and only the replies are trained on, unless ``observations`` are as well.
+    end token, and only the replies are trained on, unless ``observations`` are as well. It has no system prompt, which
+    environments may have.
     """
 
     def __init__(

@@ -44,7 +44,8 @@ class ReasoningGym(QuestionEnv):
 
     Raises:
         ValueError: reasoning-gym is not installed, refuses ``task`` or ``config``, takes one answer for right whatever
-            the right one is, or refuses its own, the task is not one of its own, or an argument is out of range.
+            the right one is, or refuses its own, the task is not one of its own, or has other questions in every
+            process, or an argument is out of range.
         CheckError: The checkers do not work.
     """
 
@@ -104,11 +105,16 @@ class ReasoningGym(QuestionEnv):
         assert self._pool is not None, "the environment is closed"
         return self._pool.check(str(entry["answer"]), answer, self.task, self.config, entry)
 
+    def _asked_elsewhere(self, seed: int, entry: dict[str, Any]) -> bool:
+        """Whether the seed has the same question in another process."""
+        assert self._pool is not None, "the environment is closed"
+        return self._pool.check(str(seed), str(entry["question"]), self.task, self.config, {})
+
     def _require_sound(self) -> None:
-        """Try the scorer of the task on some questions.
+        """Try the generator and the scorer of the task on some questions.
 
         Raises:
-            ValueError: Its scores cannot be those of right answers.
+            ValueError: Questions depend on more than the seed, or scores cannot be those of right answers.
         """
         try:
             entries = [self._generated(seed) for seed in range(PROBES)]
@@ -119,6 +125,11 @@ class ReasoningGym(QuestionEnv):
             raise ValueError(
                 f"task={self.task!r} must be one of reasoning-gym's own, not of {module}: the process that scores"
                 " answers does not know others"
+            )
+        if not all(self._asked_elsewhere(seed, entry) for seed, entry in enumerate(entries)):
+            raise ValueError(
+                f"task={self.task!r} has other questions in every process, since reasoning-gym draws them by the hashes"
+                " of strings: set the environment variable PYTHONHASHSEED, to the same number in all runs"
             )
         unsound = f"task={self.task!r} cannot be learned: its scorer in reasoning-gym"
         for answer in (NONSENSE, *CONSTANTS):

@@ -5,11 +5,14 @@ Several scorers hand the answer to ``eval``, or to sympy, which does the same. H
 """
 
 import ast
+import random
 import re
 import sys
 from collections.abc import Collection
+from decimal import localcontext
 from typing import Any
 
+import numpy as np
 import sympy
 from sympy.parsing import sympy_parser
 
@@ -34,14 +37,24 @@ def check(gold: str, answer: str, task: str, config: dict[str, Any], entry: dict
     """Whether the scorer of ``task`` gives ``answer`` to ``entry`` its full score.
 
     NaN is not right unless it is ``gold``, a word, though a scorer that takes the smaller of 1 and a distance may say
-    so.
+    so. Where ``entry`` is empty, ``gold`` is a seed: whether it has ``answer`` for its question in this process too,
+    whose strings have other hashes.
 
     Raises:
         TaskError: reasoning-gym does not make the task in this process.
     """
+    if not entry:
+        return _question(task, config, int(gold)) == answer
     if answer != gold and _NO_NUMBER.fullmatch(answer):
         return False
     return bool(_data(task, config).score_answer(answer, entry) >= 1)
+
+
+def _question(task: str, config: dict[str, Any], seed: int) -> str:
+    random.seed(seed)
+    np.random.seed(seed)
+    with localcontext():
+        return str(reasoning_gym.create_dataset(task, seed=seed, size=1, **config)[0]["question"])
 
 
 def _data(task: str, config: dict[str, Any]) -> Any:

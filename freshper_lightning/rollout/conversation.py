@@ -1,6 +1,7 @@
 """Token-exact multi-turn chat: what was sampled stays as it was sampled, and only user turns are tokenised."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, Literal, get_args
 
 from jinja2.exceptions import TemplateError
@@ -18,6 +19,11 @@ _REMEDY = (
 )
 
 
+_TODAY = datetime(2024, 7, 26)
+"""What templates that write the date are told, so that a seed has the same prompts on any day; where Llama 3's gets no
+date it writes this one."""
+
+
 class ChatTemplateError(ValueError):
     """A chat template that a conversation cannot be built from token by token; the message says why."""
 
@@ -30,7 +36,7 @@ class ChatFormat:
     the head of the next reply. This is checked once, here, on conversations with and without a system prompt:
 
     * ``history="strict"``: it holds for replies with and without thinking, so that the token-exact conversation is
-      what the template would render.
+      what the template would render, but for white space at the ends of a reply, which some templates take away.
     * ``history="verbatim"``: the template may rewrite earlier replies (Qwen3 removes their thinking) and what it puts
       at the head of a reply; everything else must hold. Earlier replies stay in the context as they were sampled,
       thinking included, which differs from what the template would render.
@@ -76,7 +82,10 @@ class ChatFormat:
 
     def _render(self, messages: list[dict[str, str]]) -> str:
         try:
-            return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+            rendered = self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, strftime_now=_TODAY.strftime
+            )
+            return str(rendered)
         except TemplateError as error:
             roles = " ".join(message["role"] for message in messages)
             raise ChatTemplateError(f"the chat template refuses a conversation of {roles}: {error}") from error

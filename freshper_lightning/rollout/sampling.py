@@ -69,6 +69,8 @@ class SamplingConfig:
             raise ValueError(f"temperature must be 0 or at least {MIN_TEMPERATURE} and finite, not {self.temperature}")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, not {self.max_tokens}")
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens={self.min_tokens} must be at most max_tokens={self.max_tokens}")
         neutral = Truncation()
         for name in Truncation.__dataclass_fields__:
             value, allowed = getattr(self, name), getattr(neutral, name)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedConfig
 from typing_extensions import override
 
 from freshper_lightning.rollout.attention import GROUPED_SDPA, caps_attention
@@ -197,7 +197,8 @@ def _positions(mask: Tensor) -> Tensor:
     return (mask.long().cumsum(1) - 1).clamp(min=0)
 
 
-def _attends_to_everything(config: object) -> bool:
+def _attends_to_everything(config: PreTrainedConfig) -> bool:
     """Whether every layer sees all earlier tokens, so that holes between cached columns do no harm."""
+    config = config.get_text_config()  # a model of text and images says it there
     layer_types = getattr(config, "layer_types", None) or ["full_attention"]
     return set(layer_types) == {"full_attention"} and not getattr(config, "sliding_window", None)

@@ -103,7 +103,7 @@ class VLLMEngine(RolloutEngine):
             stop_token_ids=self._stop_ids,
             top_p=self._truncation.top_p,
             top_k=self._truncation.top_k,
-            min_tokens=self._truncation.min_tokens,
+            min_tokens=min(self._truncation.min_tokens, request.max_tokens),
             repetition_penalty=self._truncation.repetition_penalty,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,

@@ -1,4 +1,7 @@
+import os
 import random
+import subprocess
+import sys
 from decimal import getcontext
 
 import numpy as np
@@ -24,6 +27,13 @@ SUMS = {"task": "chain_sum", "config": {"min_digits": 1, "max_digits": 2}}
 def processes():
     """Kept between tests, which would start their own."""
     return shared_pool(CheckLimits(), SCORES)
+
+
+@pytest.fixture
+def of_one_process(monkeypatch):
+    """Tasks that ask something else in every process are there as well."""
+    monkeypatch.setattr(ReasoningGym, "_asked_elsewhere", lambda *_: True)
+    monkeypatch.setattr("freshper_lightning.envs.reasoning._SOUND", set())
 
 
 def solution(env):
@@ -62,6 +72,7 @@ def test_malformed_replies_neither_raise_nor_score():
         assert env.step(reply)[1:3] == (0.0, False), reply[:200]
 
 
+@pytest.mark.usefixtures("of_one_process")
 @pytest.mark.parametrize("task", EVALUATED)
 def test_code_in_an_answer_does_not_run(task, tmp_path):
     env, mark = ReasoningGym(task, attempts=20), tmp_path / "mark"
@@ -87,6 +98,7 @@ def test_code_does_not_run_in_a_task_made_of_others(tmp_path):
         assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("of_one_process")
 @pytest.mark.parametrize(
     ("task", "answer"),
     [
@@ -110,6 +122,27 @@ def test_an_answer_that_takes_too_long_is_an_error_and_the_next_one_is_scored():
     assert env.step(f"<answer>{env._entry['answer']}</answer>")[1] == 1
 
 
+BY_HASH = ("isomorphic_strings", "polynomial_multiplication", "ransom_note")
+"""Tasks whose questions are drawn from sets of strings."""
+
+
+@pytest.mark.skipif("PYTHONHASHSEED" in os.environ, reason="strings have the same hashes in every process")
+@pytest.mark.parametrize("task", BY_HASH)
+def test_a_task_that_asks_something_else_in_every_process_is_refused_with_what_helps(task, monkeypatch):
+    monkeypatch.setattr("freshper_lightning.envs.reasoning._SOUND", set())
+    with pytest.raises(ValueError, match=f"task='{task}' has other questions in every process, .* PYTHONHASHSEED"):
+        ReasoningGym(task)
+    run = f"from freshper_lightning.envs.reasoning import ReasoningGym; print(ReasoningGym('{task}').reset(seed=2)[0])"
+    asked = {
+        subprocess.run(
+            [sys.executable, "-c", run], env=os.environ | {"PYTHONHASHSEED": "7"}, capture_output=True, check=True
+        ).stdout
+        for _ in range(2)
+    }
+    assert len(asked) == 1
+
+
+@pytest.mark.usefixtures("of_one_process")
 @pytest.mark.parametrize("task", sorted(set(DATASETS) - {"composite", "game_of_life_halting", "coin_flip"}))
 def test_every_task_takes_its_own_answer_and_no_junk_and_leaves_the_process_alone(task):
     before = getcontext().prec, random.getstate(), np.random.get_state()[1].tolist()
@@ -152,7 +185,7 @@ def test_a_task_whose_scorer_takes_one_answer_for_several_is_refused(task, messa
 
 
 def test_a_task_whose_scorer_refuses_its_own_answers_is_refused(monkeypatch):
-    monkeypatch.setattr("freshper_lightning.envs.checker.CheckerPool.check", lambda *args: False)
+    monkeypatch.setattr("freshper_lightning.envs.checker.CheckerPool.check", lambda *args: args[-1] == {})
     with pytest.raises(ValueError, match=r"task='leg_counting' cannot be learned: .* refuses the task's own answers"):
         ReasoningGym("leg_counting", {"min_animals": 2})
 

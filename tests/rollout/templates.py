@@ -48,6 +48,7 @@ LLAMA2 = (
 COUNTS_AT_THE_HEAD = "<|im_start|>{{ messages | length }} messages<|im_end|>\n" + CHATML
 COUNTS_IN_TURNS = CHATML.replace("{{ m.role }}\n", "{{ m.role }} {{ loop.index }} of {{ messages | length }}\n")
 NUMBERS_TURNS = CHATML.replace("{{ m.role }}\n", "{{ m.role }} {{ loop.index }}\n")
+WRITES_THE_DATE = "<|im_start|>system\n{{ strftime_now('%d %b %Y') }}<|im_end|>\n" + CHATML
 REPEATS_THE_SYSTEM = CHATML.replace(
     "{{ m.content }}",
     "{% if m.role == 'user' and messages[0].role == 'system' and not loop.index0 == 1 %}"

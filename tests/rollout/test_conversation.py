@@ -193,3 +193,8 @@ def test_replies_and_user_messages_must_alternate():
     conversation.add_reply([1])
     with pytest.raises(ValueError, match="must follow a user message"):
         conversation.add_reply([1])
+
+
+def test_a_prompt_is_the_same_on_every_day():
+    chat = ChatFormat(byte_level(templates.WRITES_THE_DATE, IM, "<|im_end|>"))
+    assert chat.decode(chat.prompt_ids("What day is it?")).startswith("system\n26 Jul 2024\n")

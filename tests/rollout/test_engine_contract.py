@@ -247,7 +247,7 @@ def test_a_truncated_distribution_is_the_one_that_is_reported_and_a_closed_engin
     trainer = AutoModelForCausalLM.from_pretrained(path)
     train(trainer)
     engine.load_weights(trainer.named_parameters(), 1)
-    sent = requests(16, temperature=0.8)
+    sent = [*requests(15, temperature=0.8), request(15, [5, 6, 7], max_tokens=2, temperature=0.8)]
     for question, answer in zip(sent, engine.generate(sent), strict=True):
         ids = torch.tensor([[*question.prompt_token_ids, *answer.token_ids]])
         with torch.no_grad():

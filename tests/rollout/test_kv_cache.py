@@ -5,9 +5,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import Gemma3Config, LlamaConfig
 
 from freshper_lightning.rollout.kv_cache import ConversationCache, KVRows, concatenate
-from freshper_lightning.rollout.transformers_engine import TransformersEngine
+from freshper_lightning.rollout.transformers_engine import TransformersEngine, _attends_to_everything
 from tests.rollout.rigs import checkpoint, request
 
 
@@ -22,6 +23,13 @@ def rows(conversations, width=None, seed=0):
         mask[row, columns] = True
         keys[row, :, columns] = torch.tensor(tokens, dtype=torch.float32)[None, :, None].expand(2, -1, 4)
     return KVRows(((keys, -keys),), mask, tuple(np.array(tokens, dtype=np.int64) for tokens in conversations))
+
+
+def test_a_window_is_seen_where_a_model_of_text_and_images_says_it():
+    """Its layers would otherwise count holes between cached columns as tokens."""
+    assert _attends_to_everything(LlamaConfig())
+    assert not _attends_to_everything(Gemma3Config())
+    assert not _attends_to_everything(Gemma3Config().text_config)
 
 
 def stored(kept: KVRows, row):

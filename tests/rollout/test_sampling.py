@@ -117,5 +117,10 @@ def test_values_out_of_range_are_refused_by_name(fields):
         SamplingConfig(**fields, allow_mismatch=True)
 
 
+def test_no_more_tokens_can_be_wanted_than_are_allowed():
+    with pytest.raises(ValueError, match="min_tokens=41 must be at most max_tokens=40"):
+        SamplingConfig(min_tokens=41, allow_mismatch=True)
+
+
 def test_defaults_are_neutral():
     assert SamplingConfig().truncation() == Truncation()
