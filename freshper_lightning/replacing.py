@@ -17,8 +17,8 @@ def replacing(path: str | Path, is_ours: Callable[[Path], bool], kind: str) -> I
         kind: What such a folder is, for the message.
 
     Raises:
-        ValueError: ``path`` is there and is neither empty nor ours, is the folder that the process runs in, or cannot
-            be written.
+        ValueError: ``path`` is there and is neither empty nor ours, holds the folder that the process runs in, or
+            cannot be written.
     """
     folder = Path(path).resolve()
     new, old = (folder.with_name(f"{folder.name}.{secrets.token_hex(4)}.{part}") for part in ("unfinished", "old"))
@@ -57,8 +57,8 @@ def _exchange(folder: Path, new: Path, old: Path) -> None:
 
 def _require_replaceable(folder: Path, path: str | Path, is_ours: Callable[[Path], bool], kind: str) -> None:
     free = not folder.exists() or (folder.is_dir() and (not any(folder.iterdir()) or is_ours(folder)))
-    if not free or folder == Path.cwd():
+    if not free or Path.cwd().is_relative_to(folder):
         raise ValueError(
             f"path={str(path)!r} must be a folder that is not there, is empty or holds {kind} and nothing else, since"
-            " it is replaced; and not the one that the command runs in"
+            " it is replaced; and not one that the command runs in"
         )

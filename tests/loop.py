@@ -117,7 +117,7 @@ def trainer(
         *extra,
     ]
     if fields.get("enable_checkpointing", True):
-        callbacks.append(checkpoint or ModelCheckpoint(save_last=True, save_on_train_epoch_end=False))
+        callbacks.append(checkpoint or ModelCheckpoint(save_last=True, every_n_epochs=1_000_000))
     defaults = {
         "accelerator": "cpu",
         "devices": 1,

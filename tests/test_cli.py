@@ -239,7 +239,24 @@ def test_a_run_s_configuration_stays_what_it_was_when_the_run_is_tested_and_resu
     assert yaml.safe_load((saved.parent / "test.yaml").read_text())["ckpt_path"] == str(last)
     assert yaml.safe_load((saved.parent / "validate.yaml").read_text())["ckpt_path"] is None
     main(["fit", "-c", str(saved), f"--ckpt_path={last}"])
+    assert sorted(path.name for path in saved.parent.glob("*.yaml")) == [
+        "config.yaml", "hparams.yaml", "test.yaml", "validate.yaml"
+    ]  # fmt: skip
     assert saved.read_text() == first
+    with pytest.raises(SystemExit, match="optimizer=SGD must be the kind"):
+        main(["fit", "-c", str(saved), f"--ckpt_path={last}", "--model.optimizer=torch.optim.SGD"])
+    assert saved.read_text() == first
+    main(["fit", "-c", str(saved), f"--ckpt_path={last}", "--trainer.max_epochs=2"])
+    assert yaml.safe_load(saved.read_text())["trainer"]["max_epochs"] == 2
+    assert (saved.parent / "config.1.yaml").read_text() == first
+
+
+def test_a_run_without_logs_leaves_a_configuration_of_that_name_alone(monkeypatch, model_path, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.yaml").write_text("trainer: {logger: false}\n")
+    options = ["--config=config.yaml", "--trainer.max_epochs=1", "--data.replay_updates=0"]
+    in_this_process(monkeypatch, model_path, tmp_path, *options)
+    assert (tmp_path / "config.yaml").read_text() == "trainer: {logger: false}\n"
 
 
 def test_without_a_checkpoint_the_policy_that_a_run_starts_from_is_played_and_the_result_printed(

@@ -55,11 +55,13 @@ def compute_advantages(
         whiten: See :func:`whitened`; each turn weighs as much as it has sampled tokens.
         clip: Largest absolute value of the result, or ``None``.
         group_filter: See :func:`informative`; ``None`` keeps all groups.
-        penalty: Taken off the outcomes of what the filter has kept.
+        penalty: Taken off the outcomes of what the filter has kept. ``mean_std`` divides by the deviation of outcomes
+            without it, which in a group of equal ones would be the penalty's alone, and leaves these at 0; the other
+            baselines have what the penalty makes of such a group.
 
     Returns:
         The trajectories that were kept, in the order given, with ``advantages`` [T], and with ``group_mean`` and
-        ``group_std`` (biased) of what the baseline saw.
+        ``group_std`` (biased) of their outcomes.
 
     Raises:
         ValueError: Groups of different sizes or of one member, a member that occurs twice, a return that is not
@@ -69,9 +71,11 @@ def compute_advantages(
     if group_filter is not None:
         trajectories = informative(trajectories, group_filter)
     returns, groups = outcomes(trajectories)
+    group_mean, group_std = mean, std = group_statistics(returns, groups)
     if penalty is not None:
         returns = returns - penalty(trajectories)
-    mean, std = group_statistics(returns, groups)
+        mean, spread = group_statistics(returns, groups)
+        std = group_std if baseline == "mean_std" else spread
     turn_counts = torch.tensor([trajectory.num_turns for trajectory in trajectories], dtype=torch.int64)
     per_turn = group_advantages(returns, mean, std, size, baseline).repeat_interleave(turn_counts)
     if whiten:
@@ -82,8 +86,8 @@ def compute_advantages(
         per_turn = per_turn.clamp(-clip, clip)
     pieces = torch.split(per_turn, turn_counts.tolist())
     return [
-        trajectory.with_advantages(piece, float(group_mean), float(group_std))
-        for trajectory, piece, group_mean, group_std in zip(trajectories, pieces, mean, std, strict=True)
+        trajectory.with_advantages(piece, float(its_mean), float(its_std))
+        for trajectory, piece, its_mean, its_std in zip(trajectories, pieces, group_mean, group_std, strict=True)
     ]
 
 

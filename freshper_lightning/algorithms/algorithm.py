@@ -135,7 +135,8 @@ class Reinforce(Algorithm):
     kl_estimator: KLEstimator = "k3"
     """``k2`` or ``k3`` in the loss, ``k1`` in the reward."""
     kl_ratio: bool = True
-    """Whether the KL term of a token is weighted by current / behavior, as samples of an older policy ask for."""
+    """Whether the KL term of a token is weighted by current / behavior, as samples of an older policy ask for, and the
+    gradient of k3 on any."""
 
     def __post_init__(self) -> None:
         self._check_choices()

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lightning import Trainer
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, OnExceptionCheckpoint
 from transformers import AutoConfig, AutoTokenizer
 
 from datamodules.replay import ReplayDataModule
 from freshper_lightning.algorithms.algorithm import Reinforce
 from freshper_lightning.callbacks.parts import data_module, replay_data
+from freshper_lightning.callbacks.trainer_checks import check_trainer
 from freshper_lightning.envs.protocol import make_text_env, takes_argument
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.module import PolicyModule
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from freshper_lightning.callbacks.rollout import RolloutCallback
 
 
-PRECISIONS = ("32-true", "bf16-mixed")
-
-
 def check_configuration(trainer: Trainer, module: PolicyModule, rollout: "RolloutCallback") -> None:
     """Refuse a combination of settings that cannot work or would not mean what it says.
 
@@ -32,7 +29,7 @@ def check_configuration(trainer: Trainer, module: PolicyModule, rollout: "Rollou
         ConfigurationError: Names the key, its value and what is allowed.
     """
     require_model_folder(module.path)
-    _check_trainer(trainer)
+    check_trainer(trainer)
     _check_order(trainer, rollout)
     _check_optimizer(trainer, module)
     _check_engine(module, rollout)
@@ -106,46 +103,6 @@ def _instances(key: str, environment: EnvironmentConfig) -> frozenset[str]:
     except Exception as error:
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         raise ConfigurationError(f"{key}: {kind}{error}") from error
-
-
-def _check_trainer(trainer: Trainer) -> None:
-    if trainer.accumulate_grad_batches < 1:
-        raise ConfigurationError(
-            f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches} must be at least 1"
-        )
-    # An integer counts batches: 1 is one batch, 1.0 is all of them.
-    if isinstance(trainer.limit_train_batches, int) or trainer.limit_train_batches != 1.0:
-        raise ConfigurationError(
-            f"trainer.limit_train_batches={trainer.limit_train_batches} (fast_dev_run sets it) must be 1.0, since an"
-            " iteration is whole; trainer.max_epochs=1 and small rollout.groups make a short run"
-        )
-    if trainer.precision not in PRECISIONS:
-        raise ConfigurationError(
-            f"trainer.precision={trainer.precision} must be one of {', '.join(PRECISIONS)}: others round what"
-            " trajectories are stored with, or skip updates whose scaled loss overflows"
-        )
-    callbacks: list[object] = getattr(trainer, "callbacks", [])
-    if any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks):
-        raise ConfigurationError(
-            "trainer.callbacks must not have a GradientAccumulationScheduler: an iteration has the same number of"
-            " micro-batches throughout a run; trainer.accumulate_grad_batches sets it"
-        )
-    _check_checkpoints(trainer)
-
-
-def _check_checkpoints(trainer: Trainer) -> None:
-    for callback in trainer.checkpoint_callbacks:
-        if isinstance(callback, OnExceptionCheckpoint) or getattr(callback, "save_on_exception", False):
-            raise ConfigurationError(
-                f"{type(callback).__name__} must not save on exceptions (save_on_exception), which come in the middle"
-                " of an update or a rollout: checkpoint.every_n_train_steps saves between updates, and a run that"
-                " becomes NaN leaves last_good.ckpt"
-            )
-        if getattr(callback, "_train_time_interval", None) is not None and trainer.accumulate_grad_batches > 1:
-            raise ConfigurationError(
-                "checkpoint.train_time_interval must be null where trainer.accumulate_grad_batches="
-                f"{trainer.accumulate_grad_batches}: it could save inside an optimizer batch; use every_n_train_steps"
-            )
 
 
 def check_checkpoint(trainer: Trainer, path: object, fitting: bool) -> None:

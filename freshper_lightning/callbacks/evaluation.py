@@ -1,5 +1,6 @@
 """Held-out evaluation: fit, validate and test play the same instances through the same path."""
 
+from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from lightning import Callback, LightningModule, Trainer
@@ -10,6 +11,7 @@ from freshper_lightning.callbacks.metrics import MetricBank, log_scalars
 from freshper_lightning.callbacks.parts import callback_of, data_module, policy_module, summing
 from freshper_lightning.callbacks.progress import LoopProgress
 from freshper_lightning.callbacks.rollout import RolloutCallback, summarize
+from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.rollout.collector import Collection, EnvironmentConfig
 from freshper_lightning.rollout.episode import EpisodePlan
 from freshper_lightning.rollout.seeds import evaluation_instance_seed
@@ -109,6 +111,7 @@ class EvaluationCallback(Callback):
         """Evaluate before the first update of a run that is not resumed."""
         if self.at_start and trainer.global_step == 0:
             self.first = self.evaluate(trainer, pl_module)
+            _require_monitored(trainer, self.first)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -119,7 +122,9 @@ class EvaluationCallback(Callback):
         iteration = trainer.current_epoch + 1
         due = self.every_n_iterations is not None and iteration % self.every_n_iterations == 0
         if due or iteration == trainer.max_epochs:
-            pl_module.log_dict(self.evaluate(trainer, pl_module), logger=False)
+            metrics = self.evaluate(trainer, pl_module)
+            _require_monitored(trainer, metrics)
+            pl_module.log_dict(metrics, logger=False)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Evaluate what training ended with, where steps or time ran out before an evaluation was due."""
@@ -142,6 +147,15 @@ class EvaluationCallback(Callback):
         """Restore what :meth:`state_dict` returned."""
         self.first, self.latest = state_dict["first"], state_dict["latest"]
         self._evaluated_at = state_dict["evaluated_at"]
+
+
+def _require_monitored(trainer: Trainer, metrics: Mapping[str, float]) -> None:
+    """Refuse a callback that waits for a metric of evaluations which there is not: Lightning would go on without it."""
+    for callback in getattr(trainer, "callbacks", []):
+        monitor = getattr(callback, "monitor", None)
+        if isinstance(monitor, str) and monitor.startswith("evaluation/") and monitor not in metrics:
+            allowed = ", ".join(sorted(metrics))
+            raise ConfigurationError(f"{type(callback).__name__}: monitor={monitor} must be one of {allowed}")
 
 
 def _mean_scores(collection: Collection) -> dict[str, float]:

@@ -35,6 +35,10 @@ class Job(ABC):
     def _work(self, processes: Processes, lock: TextIO) -> None:
         """All of it, in processes that hold the lock."""
 
+    @abstractmethod
+    def _tidy(self) -> None:
+        """Remove what is of no use any more, once the folder says that the work is finished."""
+
     @property
     def finished(self) -> bool:
         """Whether there is nothing left to do."""
@@ -80,6 +84,7 @@ class Job(ABC):
                 raise
             seconds = time.monotonic() - start
             self.marker.finish(seconds, continued=continued)
+            self._tidy()
         return seconds
 
 
@@ -124,7 +129,9 @@ class WarmStartJob(Job):
         checkpoint = self.folder / "fit" / "checkpoints" / LAST
         export = [f"--checkpoint={checkpoint}", f"--model={base}", f"--path={self.policy}"]
         processes.run(["export", *export], output, lock)
-        shutil.rmtree(checkpoint.parent)
+
+    def _tidy(self) -> None:
+        shutil.rmtree(self.folder / "fit" / "checkpoints", ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -166,6 +173,8 @@ class TrainingJob(Job):
         model = self.start if isinstance(self.start, str) else self.start.policy
         options = run_options(self.seed, model, self.folder.parent, self.folder.name)
         processes.run(["fit", *self.recipe.options, *options, *resume], self.folder / "output.txt", lock)
+
+    def _tidy(self) -> None:
         if not self.keep_checkpoints:
             shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
 

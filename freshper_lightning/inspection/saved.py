@@ -17,9 +17,8 @@ from freshper_lightning.policy.net import require_model_folder
 from freshper_lightning.replay import ExponentialDecay, ReplayBuffer
 from freshper_lightning.rollout.collector import EnvironmentConfig
 from freshper_lightning.rollout.conversation import ChatFormat, History
+from freshper_lightning.saved_config import CONFIG
 from freshper_lightning.trajectory import ClockReading
-
-CONFIG = "config.yaml"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -23,7 +23,7 @@ from freshper_lightning.policy.critic import CriticSettings
 from freshper_lightning.policy.learning_rate import scaled_learning_rate
 from freshper_lightning.policy.lora import BasePolicy, LoraSettings
 from freshper_lightning.policy.net import PolicyNet
-from freshper_lightning.policy.optimization import apply_settings, checked_optimizer
+from freshper_lightning.policy.optimization import apply_settings, checked_optimizer, require_kind
 from freshper_lightning.policy.packing import Phase, TrajectoryBatch
 from freshper_lightning.policy.saved import is_frozen, parts, require_parts
 from freshper_lightning.policy.scoring import chunks, evaluate, token_log_probs
@@ -156,7 +156,7 @@ class PolicyModule(LightningModule):
         Raises:
             ConfigurationError: They refuse their settings, or a number is not finite.
         """
-        return checked_optimizer(self._make_optimizer, self._make_scheduler)
+        return checked_optimizer(self._make_optimizer, self._make_scheduler, vectors=self.lora is None)
 
     def on_train_batch_start(self, batch: TrajectoryBatch, batch_idx: int) -> None:
         """Note, before the step, whether the update is to be skipped."""
@@ -367,15 +367,19 @@ class PolicyModule(LightningModule):
         """Fill in what :meth:`on_save_checkpoint` left out.
 
         Raises:
-            ConfigurationError: A run with replay is to resume from a checkpoint without a replay buffer, or one with
-                adapters or a critic from a checkpoint with other adapters or none, or without a critic.
+            ConfigurationError: A run with replay is to resume from a checkpoint without a replay buffer, one with
+                adapters or a critic from a checkpoint with other adapters or none, or without a critic, or a run from
+                one of another kind of optimizer.
         """
         data = type(getattr(self.trainer, "datamodule", None)).__name__
-        if self.trainer.state.fn == TrainerFn.FITTING and self.algorithm.needs_rollouts and data not in checkpoint:
+        fitting = self.trainer.state.fn == TrainerFn.FITTING
+        if fitting and self.algorithm.needs_rollouts and data not in checkpoint:
             raise ConfigurationError(
                 f"ckpt_path={self.trainer.ckpt_path!r} holds no replay buffer: it is not from a run like this one;"
                 " to start from its weights, `freshper export` them and set model.path"
             )
         require_parts(checkpoint, self.trainer.ckpt_path, self.lora, self.critic)
+        if fitting:
+            require_kind(checkpoint, self.check_optimizer())
         frozen = {name: value for name, value in self.state_dict().items() if is_frozen(name, self.lora)}
         checkpoint["state_dict"] = {**checkpoint["state_dict"], **frozen}

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,20 +15,32 @@ from freshper_lightning.errors import ConfigurationError
 logger = logging.getLogger(__name__)
 
 
-def checked_optimizer(optimizer: OptimizerCallable, scheduler: LRSchedulerCallable | None) -> torch.optim.Optimizer:
+def checked_optimizer(
+    optimizer: OptimizerCallable, scheduler: LRSchedulerCallable | None, vectors: bool = True
+) -> torch.optim.Optimizer:
     """Optimizer and, where given, schedule over a stand-in for the weights; returns the optimizer.
 
+    Args:
+        optimizer: Makes it.
+        scheduler: Makes the schedule.
+        vectors: Whether the weights have vectors beside matrices.
+
     Raises:
-        ConfigurationError: They refuse their settings, or a number is not finite.
+        ConfigurationError: They refuse their settings or such weights, or a number is not finite.
     """
     with _refused("model.optimizer"):
-        made = optimizer([torch.nn.Parameter(torch.zeros(2, 2))])
+        made = optimizer([torch.nn.Parameter(torch.zeros(size)) for size in ((2, 2), (2,))[: 1 + vectors]])
     for name, value in made.defaults.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigurationError(f"model.optimizer.{name}={value} must be finite")
     if scheduler is not None:
         with _refused("model.scheduler"):
-            scheduler(made)
+            schedule = scheduler(made)
+        if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise ConfigurationError(
+                "model.scheduler=ReduceLROnPlateau waits for a validation that training does not have; allowed are"
+                " schedules by applied updates, such as CosineAnnealingLR"
+            )
     return made
 
 
@@ -39,6 +51,21 @@ def _refused(key: str) -> Iterator[None]:
     except (ValueError, TypeError) as error:
         allowed = "numbers in the ranges that its class documents, of which a learning rate is finite and at least 0"
         raise ConfigurationError(f"{key}: {error}; allowed: {allowed}") from error
+
+
+def require_kind(checkpoint: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
+    """Refuse a checkpoint whose parameter groups lack settings of this kind of optimizer.
+
+    Raises:
+        ConfigurationError: Names what they lack.
+    """
+    for state in checkpoint.get("optimizer_states", []):
+        for group in state["param_groups"]:
+            if missing := sorted(optimizer.defaults.keys() - group.keys()):
+                raise ConfigurationError(
+                    f"model.optimizer={type(optimizer).__name__} must be the kind of optimizer that the checkpoint has,"
+                    f" whose settings lack {', '.join(missing)}; a run with another one starts from an exported policy"
+                )
 
 
 def apply_settings(group: dict[str, Any], settings: dict[str, Any]) -> None:

@@ -37,8 +37,8 @@ class Truncation:
             raise ValueError(f"top_k must be 0 (off) or positive, not {self.top_k}")
         if self.min_tokens < 0:
             raise ValueError(f"min_tokens must be at least 0, not {self.min_tokens}")
-        if self.repetition_penalty <= 0:
-            raise ValueError(f"repetition_penalty must be positive, not {self.repetition_penalty}")
+        if not 0 < self.repetition_penalty < math.inf:
+            raise ValueError(f"repetition_penalty must be positive and finite, not {self.repetition_penalty}")
 
 
 @dataclass(frozen=True)

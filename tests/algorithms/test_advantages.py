@@ -86,6 +86,21 @@ def test_mean_std_baseline_divides_by_the_biased_deviation_of_the_group():
     torch.testing.assert_close(advantages_of(trajectories, "mean_std"), expected, rtol=1e-5, atol=0)
 
 
+def test_a_penalty_alone_does_not_become_an_advantage_of_full_size():
+    # Group 0 has one outcome and penalties that differ a little; group 1 has outcomes 1 and 0, whose deviation is 1/2.
+    scores = {0: (1.0, 1.0), 1: (1.0, 0.0)}
+    trajectories = [episode(group, member, score) for group in scores for member, score in enumerate(scores[group])]
+
+    def penalty(items):
+        return torch.tensor([0.0, 2e-5, 0.0, 2e-5], dtype=torch.float64)
+
+    for baseline, expected in (("mean_std", [0.0, 0.0, 1.0, -1.0]), ("mean", [1e-5, -1e-5, 0.5, -0.5])):
+        kept = compute_advantages(trajectories, alone, baseline=baseline, whiten=False, clip=None, penalty=penalty)
+        found = torch.cat([item.advantages for item in kept])
+        torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-4, atol=0)
+        assert [item.group_std for item in kept] == [0.0, 0.0, 0.5, 0.5]
+
+
 def test_leave_one_out_is_the_distance_to_the_mean_of_the_others():
     # Returns 1, 0, 0.5: 1 - 0.25, 0 - 0.75, 0.5 - 0.5.
     trajectories = [episode(0, member, score) for member, score in enumerate((1.0, 0.0, 0.5))]

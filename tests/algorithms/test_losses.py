@@ -93,6 +93,14 @@ def test_k1_is_refused_as_a_loss():
         kl_loss(double(-1.0), double(-1.0), "k1", None)
 
 
+def test_beyond_its_bound_k3_pushes_nowhere_whatever_the_ratio():
+    log_probs = torch.tensor([-25.0, -4.0], dtype=torch.float64, requires_grad=True)
+    ratio = (log_probs - torch.tensor([-22.0, -3.0], dtype=torch.float64)).exp()
+    kl_loss(log_probs, torch.tensor([-0.5, -0.5], dtype=torch.float64), "k3", ratio).sum().backward()
+    assert log_probs.grad[0] == 0
+    assert log_probs.grad[1] < 0, "within it a token that the reference prefers is pulled up"
+
+
 def test_k3_matches_its_formula_and_gradient():
     log_ratio = double(math.log(2), 0.0, math.log(0.5)).requires_grad_()
     estimate = k3(log_ratio)

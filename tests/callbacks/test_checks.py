@@ -1,10 +1,17 @@
+import math
 import shutil
 from datetime import timedelta
 from functools import partial
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.callbacks import (
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    ModelCheckpoint,
+    OnExceptionCheckpoint,
+    Timer,
+)
 from lightning.pytorch.plugins import MixedPrecision
 
 from datamodules.demonstrations import DemonstrationsDataModule
@@ -13,6 +20,7 @@ from freshper_lightning.callbacks.evaluation import EvaluationCallback
 from freshper_lightning.callbacks.progress import LoopProgress
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.critic import CriticSettings
+from freshper_lightning.policy.lora import LoraSettings
 from freshper_lightning.policy.net import PolicyNet
 from freshper_lightning.replay import TDError
 from freshper_lightning.rollout.collector import EnvironmentConfig
@@ -222,6 +230,8 @@ def test_a_chat_template_whose_end_never_stops_a_reply_is_refused(tmp_path, mode
             {"optimizer": partial(torch.optim.AdamW, betas=(0.9, 1.5))},
             r"model\.optimizer: Invalid beta parameter.*1\.5",
         ),
+        ({"optimizer": torch.optim.Muon}, r"model\.optimizer: Muon only supports 2D parameters"),
+        ({"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau}, r"model\.scheduler=ReduceLROnPlateau waits for a"),
         (
             {"scheduler": partial(torch.optim.lr_scheduler.LinearLR, start_factor=-2.0)},
             r"model\.scheduler: .*[Ss]tarting multiplicative factor",
@@ -233,7 +243,31 @@ def test_an_optimizer_or_a_schedule_that_cannot_be_is_refused(tmp_path, model_pa
         fit(tmp_path, policy(model_path, **settings), replay_data())
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW, torch.optim.Muon])
-def test_an_optimizer_that_can_be_is_not_refused(tmp_path, model_path, optimizer):
+@pytest.mark.parametrize(
+    ("optimizer", "lora"),
+    [(torch.optim.SGD, None), (torch.optim.AdamW, None), (torch.optim.Muon, LoraSettings(r=2))],
+)
+def test_an_optimizer_that_can_be_is_not_refused(tmp_path, model_path, optimizer, lora):
     with pytest.raises(AssertionError, match="a model was loaded"):
-        fit(tmp_path, policy(model_path, optimizer=optimizer), replay_data())
+        fit(tmp_path, policy(model_path, optimizer=optimizer, lora=lora), replay_data())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gradient_clip_val": -1.0}, r"trainer\.gradient_clip_val=-1\.0 must be finite and at least 0"),
+        ({"gradient_clip_val": math.nan}, r"trainer\.gradient_clip_val=nan must be finite"),
+        ({"max_time": "00:01:00:00"}, r"trainer\.max_time must be null, and a Timer .* interval: epoch"),
+        ({"extra": (EarlyStopping("rollout/return"),)}, "EarlyStopping: monitor=rollout/return must be a metric of ev"),
+        ({"extra": (ModelCheckpoint(save_on_train_epoch_end=False),)}, "save_on_train_epoch_end=False would save at"),
+        ({"extra": (ModelCheckpoint(dirpath=__file__),)}, r"checkpoint\.dirpath='.*test_checks\.py' must be a folder"),
+    ],
+)
+def test_options_of_lightning_that_would_lose_something_are_refused(tmp_path, model_path, options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        fit(tmp_path, policy(model_path), replay_data(), **options)
+
+
+def test_a_timer_that_waits_for_the_end_of_an_iteration_is_not_refused(tmp_path, model_path):
+    with pytest.raises(AssertionError, match="a model was loaded"):
+        fit(tmp_path, policy(model_path), replay_data(), extra=(Timer("00:01:00:00", interval="epoch"),))

@@ -1,5 +1,7 @@
 """What a resumed run takes from the configuration and what from the checkpoint, and what it refuses."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -17,6 +19,13 @@ def test_a_changed_learning_rate_is_applied(last, model_path, tmp_path, caplog):
     run = fit(tmp_path, policy(model_path, lr=1e-3), replay_data(), ckpt_path=last, iterations=2)
     assert run.optimizers[0].param_groups[0]["lr"] == 1e-3
     assert "lr=0.001 instead of the checkpoint's 0.01" in caplog.text
+
+
+@pytest.mark.parametrize("scheduler", [None, partial(torch.optim.lr_scheduler.ConstantLR, factor=1.0)])
+def test_another_kind_of_optimizer_is_refused(last, model_path, tmp_path, scheduler):
+    module = policy(model_path, optimizer=partial(torch.optim.SGD, lr=0.1), scheduler=scheduler)
+    with pytest.raises(ConfigurationError, match=r"model\.optimizer=SGD must be the kind .* lack .*momentum"):
+        fit(tmp_path, module, replay_data(), ckpt_path=last, iterations=2)
 
 
 def test_a_checkpoint_without_a_buffer_is_refused(last, model_path, tmp_path):

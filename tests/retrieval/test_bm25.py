@@ -217,7 +217,7 @@ def test_the_folder_that_the_command_runs_in_is_not_replaced(tmp_path, monkeypat
     before = files(tmp_path)
     monkeypatch.chdir(tmp_path / "here")
     for path in (".", ""):
-        with pytest.raises(ValueError, match="and not the one that the command runs in"):
+        with pytest.raises(ValueError, match="and not one that the command runs in"):
             build_index(corpus, path)
     assert files(tmp_path) == before
 

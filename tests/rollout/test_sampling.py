@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -108,6 +110,7 @@ def test_settings_that_break_parity_are_refused_unless_it_is_given_up(fields):
         {"top_k": -1},
         {"min_tokens": -1},
         {"repetition_penalty": 0.0},
+        {"repetition_penalty": math.inf},
     ],
     ids=str,
 )
