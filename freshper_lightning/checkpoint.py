@@ -1,6 +1,7 @@
 """Checkpoints that a power cut cannot tear: the buffer in a side file, written before the checkpoint that names it."""
 
 import glob
+import itertools
 import os
 import pickle
 import secrets
@@ -47,7 +48,7 @@ class ReplayCheckpointIO(TorchCheckpointIO):
         write_state(checkpoint, path)
         for side in former:
             side.unlink()
-        if path.name not in (LAST, LAST_GOOD):
+        if path.name != LAST and not path.name.startswith(Path(LAST_GOOD).stem):
             _link_atomically(path.with_name(LAST), path.name)
 
     def load_checkpoint(
@@ -118,7 +119,7 @@ def save_last_good(trainer: Trainer, loader: IterationLoader) -> Path:
         counts.completed -= unfinished
         counts.reset_on_restart()  # else the batch that broke counts as begun, in this file and in all later ones
     loader.rewind(progress.current.completed)
-    path = _folder(trainer) / LAST_GOOD
+    path = _unused(trainer, LAST_GOOD)
     trainer.save_checkpoint(path)
     return path
 
@@ -138,7 +139,20 @@ def save_end(trainer: Trainer) -> None:
     """Save ``end.ckpt`` where training ends later than the newest checkpoint of ModelCheckpoint; a collective."""
     callback = trainer.checkpoint_callback
     if isinstance(callback, ModelCheckpoint) and callback._last_global_step_saved != trainer.global_step:
-        trainer.save_checkpoint(_folder(trainer) / END)
+        trainer.save_checkpoint(_unused(trainer, END))
+
+
+def _unused(trainer: Trainer, name: str) -> Path:
+    """The file of that name, or one with a version where it is another run's: this one was not resumed from there."""
+    folder = _folder(trainer)
+    resumed = None if trainer.ckpt_path is None else Path(trainer.ckpt_path).parent.resolve()
+    path = folder / name
+    versions = (path.with_stem(f"{path.stem}-v{number}") for number in itertools.count(1))
+    return (
+        path
+        if resumed == folder.resolve()
+        else next(one for one in itertools.chain([path], versions) if not one.exists())
+    )
 
 
 def _folder(trainer: Trainer) -> Path:

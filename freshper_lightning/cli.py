@@ -12,6 +12,7 @@ from typing import Any
 import jsonargparse
 import transformers
 from lightning import Callback, LightningDataModule, Trainer
+from lightning.fabric.plugins.environments import ClusterEnvironment, SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -111,11 +112,17 @@ class FreshperCLI(LightningCLI):
             check_checkpoint(self.trainer, path, fitting=self.subcommand == "fit")
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Make the trainer; checkpoints are written by ReplayCheckpointIO unless the user names another plugin."""
+        """Make the trainer; checkpoints are written by ReplayCheckpointIO unless the user names another plugin.
+
+        Under SLURM nothing is saved and requeued by Lightning, whose handler of its signal would do so inside of an
+        update and put a file into the current folder that every later job there would start from.
+        """
         plugins = self._get(self.config_init, "trainer").get("plugins") or []
         plugins = plugins if isinstance(plugins, list) else [plugins]
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
             plugins = [*plugins, ReplayCheckpointIO()]
+        if SLURMEnvironment.detect() and not any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
+            plugins = [*plugins, SLURMEnvironment(auto_requeue=False)]
         return super().instantiate_trainer(plugins=plugins, **kwargs)
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:

@@ -82,6 +82,19 @@ def test_the_last_good_checkpoint_is_not_taken_for_the_newest(tmp_path):
     assert io.load_checkpoint(tmp_path / LAST)["step"] == 1
 
 
+def test_the_end_of_a_run_is_not_written_over_that_of_another_in_the_same_folder(tmp_path, model_path):
+    def play(iterations, ckpt_path=None):
+        seldom = ModelCheckpoint(tmp_path, every_n_epochs=100)
+        data = replay_data(replay_updates=0)
+        fit(tmp_path, policy(model_path), data, ckpt_path, checkpoint=seldom, iterations=iterations)
+        return sorted(path.name for path in tmp_path.glob("*.ckpt")), (tmp_path / LAST).readlink().name
+
+    assert play(1) == (["end.ckpt", LAST], "end.ckpt")
+    assert play(1) == (["end-v1.ckpt", "end.ckpt", LAST], "end-v1.ckpt")
+    assert play(2, str(tmp_path / "end.ckpt")) == (["end-v1.ckpt", "end.ckpt", LAST], "end.ckpt")
+    assert all(side_files(tmp_path / name) for name in ("end.ckpt", "end-v1.ckpt"))
+
+
 def test_a_missing_checkpoint_or_buffer_is_named(saved, tmp_path):
     folder, _ = saved
     with pytest.raises(ConfigurationError, match=r"no checkpoint .*none\.ckpt"):

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from lightning.fabric.plugins.environments import SLURMEnvironment
 
 from freshper_lightning.callbacks.report import read_scalars
-from freshper_lightning.cli import main
+from freshper_lightning.cli import lightning_cli, main
 from tests.command import ROOT, TINY, environment, in_another_process, in_this_process
 
 CONFIGS = ROOT / "configs"
@@ -337,3 +338,15 @@ def test_a_seed_of_the_data_beside_that_of_the_run_is_kept(capsys, monkeypatch, 
     assert (saved["seed_everything"], saved["data"]["init_args"]["seed"]) == (3, 0)
     capsys.readouterr()
     assert printed(capsys, "-c", TINY)["data"]["init_args"]["seed"] is None
+
+
+def test_under_slurm_lightning_saves_nothing_in_the_middle_of_an_update(monkeypatch, model_path, tmp_path):
+    for name, value in environment(model_path, tmp_path).items():
+        monkeypatch.setenv(name, value)
+    slurm = {"NTASKS": "1", "JOB_NAME": "train", "JOB_ID": "7", "PROCID": "0", "LOCALID": "0", "NODEID": "0"}
+    for name, value in slurm.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    trainer = lightning_cli(["-c", str(TINY)], run=False).trainer
+    cluster = trainer._accelerator_connector.cluster_environment
+    assert isinstance(cluster, SLURMEnvironment)
+    assert not cluster.auto_requeue
