@@ -143,16 +143,11 @@ def save_end(trainer: Trainer) -> None:
 
 
 def _unused(trainer: Trainer, name: str) -> Path:
-    """The file of that name, or one with a version where it is another run's: this one was not resumed from there."""
-    folder = _folder(trainer)
-    resumed = None if trainer.ckpt_path is None else Path(trainer.ckpt_path).parent.resolve()
-    path = folder / name
+    """The file of that name, or the first with a version, that is not there or that this run resumes from."""
+    path = _folder(trainer) / name
+    resumed = None if trainer.ckpt_path is None else Path(trainer.ckpt_path).resolve()
     versions = (path.with_stem(f"{path.stem}-v{number}") for number in itertools.count(1))
-    return (
-        path
-        if resumed == folder.resolve()
-        else next(one for one in itertools.chain([path], versions) if not one.exists())
-    )
+    return next(one for one in itertools.chain([path], versions) if not one.exists() or one.resolve() == resumed)
 
 
 def _folder(trainer: Trainer) -> Path:

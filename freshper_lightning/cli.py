@@ -14,6 +14,7 @@ import transformers
 from lightning import Callback, LightningDataModule, Trainer
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -122,7 +123,8 @@ class FreshperCLI(LightningCLI):
         plugins = plugins if isinstance(plugins, list) else [plugins]
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
             plugins = [*plugins, ReplayCheckpointIO()]
-        if SLURMEnvironment.detect() and not any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
+        launched = TorchElasticEnvironment.detect() or any(isinstance(p, ClusterEnvironment) for p in plugins)
+        if SLURMEnvironment.detect() and not launched:
             plugins = [*plugins, SLURMEnvironment(auto_requeue=False)]
         return super().instantiate_trainer(plugins=plugins, **kwargs)
 

@@ -91,6 +91,7 @@ def test_the_end_of_a_run_is_not_written_over_that_of_another_in_the_same_folder
 
     assert play(1) == (["end.ckpt", LAST], "end.ckpt")
     assert play(1) == (["end-v1.ckpt", "end.ckpt", LAST], "end-v1.ckpt")
+    assert play(2, str(tmp_path / LAST)) == (["end-v1.ckpt", "end.ckpt", LAST], "end-v1.ckpt")
     assert play(2, str(tmp_path / "end.ckpt")) == (["end-v1.ckpt", "end.ckpt", LAST], "end.ckpt")
     assert all(side_files(tmp_path / name) for name in ("end.ckpt", "end-v1.ckpt"))
 

@@ -244,7 +244,7 @@ def test_a_run_s_configuration_stays_what_it_was_when_the_run_is_tested_and_resu
         "config.yaml", "hparams.yaml", "test.yaml", "validate.yaml"
     ]  # fmt: skip
     assert saved.read_text() == first
-    with pytest.raises(SystemExit, match="optimizer=SGD must be the kind"):
+    with pytest.raises(SystemExit, match="optimizer=SGD must be AdamW"):
         main(["fit", "-c", str(saved), f"--ckpt_path={last}", "--model.optimizer=torch.optim.SGD"])
     assert saved.read_text() == first
     main(["fit", "-c", str(saved), f"--ckpt_path={last}", "--trainer.max_epochs=2"])

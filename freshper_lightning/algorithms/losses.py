@@ -66,10 +66,10 @@ def kl_loss(log_probs: Tensor, reference: Tensor, estimator: KLEstimator, ratio:
     """KL(current || reference) per token [S], as a term of the loss.
 
     k2 is (log pi - log pi_ref)**2 / 2, whose expected gradient is that of the divergence on samples of the current
-    policy (arXiv:2510.01555, arXiv:2512.21852); k3 has its value, and alone the expected gradient of
-    KL(reference || current). On samples of another policy ``ratio`` [S], current
-    to behavior, reweighs: k3 is multiplied by it, gradient included, whose expectation is the divergence itself
-    (DeepSeek-V3.2, technical report, section 3.1); k2 by its value, since only k2's gradient is to be reweighed.
+    policy (arXiv:2510.01555, arXiv:2512.21852); k3 has its value, and alone the expected gradient of KL(reference ||
+    current). On samples of another policy ``ratio`` [S], current to behavior, reweighs: k3 is multiplied by it,
+    gradient included, whose expectation is the divergence itself (DeepSeek-V3.2, technical report, section 3.1); k2 by
+    its value, since only k2's gradient is to be reweighed.
 
     Raises:
         ValueError: The estimator is k1, whose gradient is 0 on average and pulls nowhere.

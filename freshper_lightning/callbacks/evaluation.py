@@ -1,5 +1,6 @@
 """Held-out evaluation: fit, validate and test play the same instances through the same path."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
@@ -11,10 +12,11 @@ from freshper_lightning.callbacks.metrics import MetricBank, log_scalars
 from freshper_lightning.callbacks.parts import callback_of, data_module, policy_module, summing
 from freshper_lightning.callbacks.progress import LoopProgress
 from freshper_lightning.callbacks.rollout import RolloutCallback, summarize
-from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.rollout.collector import Collection, EnvironmentConfig
 from freshper_lightning.rollout.episode import EpisodePlan
 from freshper_lightning.rollout.seeds import evaluation_instance_seed
+
+logger = logging.getLogger(__name__)
 
 Mode = Literal["sampled", "greedy"]
 """Decoding: at the training temperature, or the most likely token."""
@@ -111,7 +113,7 @@ class EvaluationCallback(Callback):
         """Evaluate before the first update of a run that is not resumed."""
         if self.at_start and trainer.global_step == 0:
             self.first = self.evaluate(trainer, pl_module)
-            _require_monitored(trainer, self.first)
+            _warn_of_waiting(trainer, self.first)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -123,7 +125,7 @@ class EvaluationCallback(Callback):
         due = self.every_n_iterations is not None and iteration % self.every_n_iterations == 0
         if due or iteration == trainer.max_epochs:
             metrics = self.evaluate(trainer, pl_module)
-            _require_monitored(trainer, metrics)
+            _warn_of_waiting(trainer, metrics)
             pl_module.log_dict(metrics, logger=False)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -149,13 +151,13 @@ class EvaluationCallback(Callback):
         self._evaluated_at = state_dict["evaluated_at"]
 
 
-def _require_monitored(trainer: Trainer, metrics: Mapping[str, float]) -> None:
-    """Refuse a callback that waits for a metric of evaluations which there is not: Lightning would go on without it."""
+def _warn_of_waiting(trainer: Trainer, metrics: Mapping[str, float]) -> None:
+    """Say which callback waits for a metric that an evaluation lacks; a later one may have it, as a score may be."""
     for callback in getattr(trainer, "callbacks", []):
         monitor = getattr(callback, "monitor", None)
         if isinstance(monitor, str) and monitor.startswith("evaluation/") and monitor not in metrics:
-            allowed = ", ".join(sorted(metrics))
-            raise ConfigurationError(f"{type(callback).__name__}: monitor={monitor} must be one of {allowed}")
+            there = ", ".join(sorted(metrics))
+            logger.warning("%s: monitor=%s is not among the metrics: %s", type(callback).__name__, monitor, there)
 
 
 def _mean_scores(collection: Collection) -> dict[str, float]:

@@ -42,7 +42,8 @@ def check_trainer(trainer: Trainer) -> None:
             "trainer.callbacks must not have a GradientAccumulationScheduler: an iteration has the same number of"
             " micro-batches throughout a run; trainer.accumulate_grad_batches sets it"
         )
-    if any(isinstance(callback, Timer) and callback._interval != "epoch" for callback in callbacks):
+    timers = [callback for callback in callbacks if isinstance(callback, Timer) and callback._duration is not None]
+    if any(timer._interval != "epoch" for timer in timers):
         raise ConfigurationError(
             "trainer.max_time must be null, and a Timer among trainer.callbacks have interval: epoch: else a run ends"
             " inside an iteration, the rest of which would never be trained on"
@@ -87,9 +88,9 @@ def _check_saving(trainer: Trainer, callback: ModelCheckpoint) -> None:
             "checkpoint.save_on_train_epoch_end=False would save at the end of validation, which training does not"
             " have; allowed: true"
         )
-    folder = None if callback.dirpath is None else Path(callback.dirpath)
-    if folder is None or not trainer.is_global_zero:
+    if callback.dirpath is None or trainer.world_size > 1:  # the folder need not be there for every rank
         return
-    nearest = next(part for part in (folder, *folder.parents) if part.exists())
+    folder = Path(callback.dirpath)
+    nearest = next(part for part in (folder, *folder.parents) if os.path.exists(part))
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise ConfigurationError(f"checkpoint.dirpath={callback.dirpath!r} must be a folder that can be written to")

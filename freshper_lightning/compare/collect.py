@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
 from freshper_lightning import csv_table
 from freshper_lightning.callbacks.evaluation import ITERATION, STEPS
@@ -112,21 +112,13 @@ def _begun(path: Path) -> float:
 
 
 def _moments(path: Path) -> list[tuple[float, int, str, float]]:
-    """Wall-clock time, update, tag and value of every scalar of one file, in order of time."""
-    events = EventAccumulator(str(path), size_guidance={"scalars": 0}).Reload()
-    found = [
-        (event.wall_time, event.step, tag, event.value)
-        for tag in events.Tags()["scalars"]
-        if tag != "epoch"
-        for event in events.Scalars(tag)
+    """Wall-clock time, update, tag and value of every scalar of one file, in the order that they were written in."""
+    return [
+        (event.wall_time, event.step, value.tag, value.simple_value)
+        for event in LegacyEventFileLoader(str(path)).Load()
+        for value in event.summary.value
+        if value.HasField("simple_value") and value.tag != "epoch"
     ]
-    return sorted(found, key=_in_order)
-
-
-def _in_order(moment: tuple[float, int, str, float]) -> tuple[float, int, bool, bool, str]:
-    """At the same time evaluations come first, with the iteration as the last of their values."""
-    wall, update, tag, _ = moment
-    return wall, update, not tag.startswith("evaluation/"), tag == ITERATION, tag
 
 
 def write_table(path: Path, rows: Sequence[Row]) -> None:

@@ -53,8 +53,11 @@ def check(gold: str, answer: str, task: str, config: dict[str, Any], entry: dict
 def _question(task: str, config: dict[str, Any], seed: int) -> str:
     random.seed(seed)
     np.random.seed(seed)
-    with localcontext():
-        return str(reasoning_gym.create_dataset(task, seed=seed, size=1, **config)[0]["question"])
+    try:
+        with localcontext():
+            return str(reasoning_gym.create_dataset(task, seed=seed, size=1, **config)[0]["question"])
+    except Exception as error:
+        raise TaskError(f"{error}; a checker's process makes no question of it") from error
 
 
 def _data(task: str, config: dict[str, Any]) -> Any:

@@ -23,7 +23,7 @@ from freshper_lightning.policy.critic import CriticSettings
 from freshper_lightning.policy.learning_rate import scaled_learning_rate
 from freshper_lightning.policy.lora import BasePolicy, LoraSettings
 from freshper_lightning.policy.net import PolicyNet
-from freshper_lightning.policy.optimization import apply_settings, checked_optimizer, require_kind
+from freshper_lightning.policy.optimization import apply_settings, checked_optimizer, kind_of, require_kind
 from freshper_lightning.policy.packing import Phase, TrajectoryBatch
 from freshper_lightning.policy.saved import is_frozen, parts, require_parts
 from freshper_lightning.policy.scoring import chunks, evaluate, token_log_probs
@@ -156,7 +156,9 @@ class PolicyModule(LightningModule):
         Raises:
             ConfigurationError: They refuse their settings, or a number is not finite.
         """
-        return checked_optimizer(self._make_optimizer, self._make_scheduler, vectors=self.lora is None)
+        return checked_optimizer(
+            self._make_optimizer, self._make_scheduler, vectors=self.lora is None or self.critic is not None
+        )
 
     def on_train_batch_start(self, batch: TrajectoryBatch, batch_idx: int) -> None:
         """Note, before the step, whether the update is to be skipped."""
@@ -361,7 +363,7 @@ class PolicyModule(LightningModule):
         """Leave out what is frozen, which is the checkpoint at ``path``: the reference and the base of adapters."""
         state = checkpoint["state_dict"]
         checkpoint["state_dict"] = {name: value for name, value in state.items() if not is_frozen(name, self.lora)}
-        checkpoint |= parts(self.lora, self.critic)
+        checkpoint |= parts(self.lora, self.critic) | {"optimizer": kind_of(self.trainer.optimizers)}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Fill in what :meth:`on_save_checkpoint` left out.
@@ -380,6 +382,6 @@ class PolicyModule(LightningModule):
             )
         require_parts(checkpoint, self.trainer.ckpt_path, self.lora, self.critic)
         if fitting:
-            require_kind(checkpoint, self.check_optimizer())
+            require_kind(checkpoint, kind_of([self.check_optimizer()]))
         frozen = {name: value for name, value in self.state_dict().items() if is_frozen(name, self.lora)}
         checkpoint["state_dict"] = {**checkpoint["state_dict"], **frozen}

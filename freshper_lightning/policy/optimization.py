@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -53,19 +53,23 @@ def _refused(key: str) -> Iterator[None]:
         raise ConfigurationError(f"{key}: {error}; allowed: {allowed}") from error
 
 
-def require_kind(checkpoint: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    """Refuse a checkpoint whose parameter groups lack settings of this kind of optimizer.
+def kind_of(optimizers: Sequence[torch.optim.Optimizer]) -> str | None:
+    """Name of the class of the one optimizer; None without any."""
+    return type(optimizers[0]).__name__ if optimizers else None
+
+
+def require_kind(checkpoint: Mapping[str, Any], kind: str | None) -> None:
+    """Refuse a checkpoint of another kind of optimizer, whose state this one would read as its own.
 
     Raises:
-        ConfigurationError: Names what they lack.
+        ConfigurationError: Names both.
     """
-    for state in checkpoint.get("optimizer_states", []):
-        for group in state["param_groups"]:
-            if missing := sorted(optimizer.defaults.keys() - group.keys()):
-                raise ConfigurationError(
-                    f"model.optimizer={type(optimizer).__name__} must be the kind of optimizer that the checkpoint has,"
-                    f" whose settings lack {', '.join(missing)}; a run with another one starts from an exported policy"
-                )
+    saved = checkpoint.get("optimizer", kind)
+    if saved != kind:
+        raise ConfigurationError(
+            f"model.optimizer={kind} must be {saved} as in the checkpoint; a run with another one starts from a policy"
+            " that `freshper export` has written"
+        )
 
 
 def apply_settings(group: dict[str, Any], settings: dict[str, Any]) -> None:
