@@ -118,6 +118,7 @@ def save_last_good(trainer: Trainer, loader: IterationLoader) -> Path:
     for counts in (progress.current, progress.total):
         counts.completed -= unfinished
         counts.reset_on_restart()  # else the batch that broke counts as begun, in this file and in all later ones
+    progress.is_last_batch = False  # else an iteration of this one batch counts as finished when it is resumed
     loader.rewind(progress.current.completed)
     path = _unused(trainer, LAST_GOOD)
     trainer.save_checkpoint(path)

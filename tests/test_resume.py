@@ -5,13 +5,14 @@ import signal
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from freshper_lightning.callbacks.report import read_scalars
 from freshper_lightning.checkpoint import LAST, side_files
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.net import PolicyNet
 from tests.command import in_another_process, in_this_process
-from tests.loop import fit, policy, replay_data
+from tests.loop import Recorder, fit, policy, replay_data
 
 SAVE_AT_END = "--trainer.callbacks+=tests.command.SaveAtEnd"
 
@@ -179,3 +180,13 @@ def test_a_run_killed_while_it_writes_resumes_from_the_checkpoint_before(
     assert (folder / LAST).resolve().name == whole
     in_this_process(monkeypatch, model_path, tmp_path, SAVE_AT_END, trigger, f"--ckpt_path={folder / LAST}")
     assert_ended_alike(tmp_path, uninterrupted)
+
+
+def test_a_longer_iteration_is_whole_where_a_run_goes_on_from_the_last_update_of_a_shorter_one(tmp_path, model_path):
+    """Lightning would take the batches of the shorter one for done."""
+    last = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=2, save_top_k=-1)
+    fit(tmp_path, policy(model_path), replay_data(replay_updates=0), iterations=1, checkpoint=last)
+    recorder, path = Recorder(), str(tmp_path / "step=2.ckpt")
+    fit(tmp_path, policy(model_path), replay_data(replay_updates=2), path, iterations=2, extra=(recorder,))
+    assert [batch.phase for batch in recorder.batches] == ["fresh"] * 2 + ["replay"] * 4
+    assert recorder.batches[-1].ends_iteration

@@ -17,8 +17,8 @@ from freshper_lightning.algorithms.values import explained_variance, value_momen
 from freshper_lightning.callbacks.metrics import MetricBank, log_scalars
 from freshper_lightning.callbacks.parts import callback_of, policy_module, replay_data, summary_writers, summing
 from freshper_lightning.callbacks.rollout import RolloutCallback
-from freshper_lightning.policy.module import StepObservation
-from freshper_lightning.policy.packing import TrajectoryBatch
+from freshper_lightning.policy.module import PolicyModule, StepObservation
+from freshper_lightning.policy.packing import Phase, TrajectoryBatch
 from freshper_lightning.replay import ReplayBuffer
 from freshper_lightning.replay.clock import ClockName
 
@@ -107,7 +107,10 @@ class ReplayMonitor(Callback):
 
     def _count(self, trainer: Trainer, pl_module: LightningModule, batch: TrajectoryBatch) -> None:
         module, current, prefix = policy_module(pl_module), self._current, f"update/{batch.phase}"
+        data = replay_data(trainer)
         self.guarded += module.guard_factor < 1
+        if not batch.skip:  # what the guard skips has been weighed, and counts
+            self._count_weights(module, data, batch.phase)
         if not module.applied:
             self.skipped += 1
             return
@@ -119,18 +122,19 @@ class ReplayMonitor(Callback):
             self.bank.update(f"{prefix}/{RENAMED.get(name, name)}", torch.cat(pieces))
         if module.algorithm.needs_critic():
             self._count_critic(trainer, current, prefix)
-        data = replay_data(trainer)
         if data is None:
             return
-        if current.sequence_log_ratios:
-            self._count_effective_size(current, prefix, AGE_EDGES[data.buffer.clock])
         drift = callback_of(trainer, RolloutCallback).drift_meter.latest
         if drift is not None:
             self.bank.update("replay/drift_per_update", drift)
-        if batch.phase == "replay" and module.guard.enabled:
-            self.bank.update(f"{prefix}/lr_factor", module.guard_factor)
         if batch.phase == "replay":
             self._count_draw(data, current.advantages)
+
+    def _count_weights(self, module: PolicyModule, data: ReplayDataModule | None, phase: Phase) -> None:
+        if phase == "replay" and module.guard.enabled:
+            self.bank.update(f"update/{phase}/lr_factor", module.guard_factor)
+        if data is not None and self._current.sequence_log_ratios:
+            self._count_effective_size(self._current, f"update/{phase}", AGE_EDGES[data.buffer.clock])
 
     def _count_critic(self, trainer: Trainer, current: _OptimizerBatch, prefix: str) -> None:
         """How much of the returns' variance values explain, over the optimizer batch on all ranks."""

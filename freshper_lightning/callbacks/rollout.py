@@ -169,7 +169,10 @@ class RolloutCallback(Callback):
         """
         nothing_new_to_save(trainer)
         loop = trainer.fit_loop
-        if loop.epoch_loop.restarted_on_train_batch_end and loop.epoch_loop.batch_progress.is_last_batch:
+        progress = loop.epoch_loop.batch_progress
+        if loop.epoch_loop.restarted_on_train_batch_end and progress.is_last_batch:
+            # Lightning starts to count anew from as many batches as an iteration has, which may be more now.
+            progress.current.completed = int(trainer.num_training_batches)
             loop.reset_restart_stage()
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

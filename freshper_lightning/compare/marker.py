@@ -60,7 +60,7 @@ class Marker:
 
     def begin(self, goes_on: bool = False) -> None:
         """Claim the folder for the configuration, anew or to go on with what another attempt has left in it."""
-        first = json.loads(self._begun.read_text()).get("code", "unknown") if goes_on and self.has_begun else code()
+        first = self.begun_with() if goes_on and self.has_begun else code()
         _write(self._begun, {"digest": self.digest(), "code": first, "config": self.config})
 
     def finish(self, seconds: float, *, continued: bool = False, diverged: str | None = None) -> None:
@@ -71,8 +71,12 @@ class Marker:
             continued: Whether it went on with what another had left.
             diverged: Why there will never be a result.
         """
-        found = {"digest": self.digest(), "code": of_both(json.loads(self._begun.read_text())["code"], code())}
+        found = {"digest": self.digest(), "code": of_both(self.begun_with(), code())}
         _write(self._finished, found | {"seconds": seconds, "continued": continued, "diverged": diverged})
+
+    def begun_with(self) -> str:
+        """Which code claimed the folder."""
+        return str(json.loads(self._begun.read_text()).get("code", "unknown"))
 
     def code(self) -> str:
         """Which code the finished run was made with."""

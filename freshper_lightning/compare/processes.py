@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 from freshper_lightning.compare.child import DIVERGED
+from freshper_lightning.compare.provenance import ROOT
 from freshper_lightning.compare.settings import Limits
 
 PATIENCE = 30.0
@@ -63,8 +64,10 @@ class Processes:
         minutes = self._limits.core_minutes
         limit = "" if minutes is None else f"ulimit -S -t {max(1, round(minutes * 60))}; "
         limited = ["sh", "-c", f'{limit}exec "$@"', "sh"]
-        arguments = [*limited, sys.executable, "-m", "freshper_lightning.compare.child", *command]
-        environment = os.environ | {"OMP_NUM_THREADS": str(self._limits.threads)}
+        # The code of this process, and not what stands in the current folder.
+        arguments = [*limited, sys.executable, "-P", "-m", "freshper_lightning.compare.child", *command]
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = os.environ | {"OMP_NUM_THREADS": str(self._limits.threads), "PYTHONPATH": path}
         with self._lock:
             if self._stopped:
                 raise StoppedError

@@ -1,6 +1,7 @@
 """Which code a result comes from."""
 
 import subprocess
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -19,11 +20,17 @@ def code() -> str:
         return "unknown"
 
 
+@cache
+def loaded() -> str:
+    """:func:`code` at the first call, which is what a process that runs for hours has in memory."""
+    return code()
+
+
 def of_both(begun: str, ended: str) -> str:
     """Of what was begun with one code and ended with another, which is the same one if all is well."""
     return begun if begun == ended else f"{begun} to {ended}"
 
 
 def _git(*arguments: str) -> str:
-    command = ["git", "-C", str(ROOT), *arguments]
+    command = ["git", "--no-optional-locks", "-C", str(ROOT), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -9,6 +9,7 @@ from pathlib import Path
 from freshper_lightning.compare.marker import Marker
 from freshper_lightning.compare.plan import Plan
 from freshper_lightning.compare.processes import DivergedError, Processes, RunFailedError, locked
+from freshper_lightning.compare.provenance import loaded, of_both
 from freshper_lightning.compare.report import counted
 from freshper_lightning.compare.run import WarmStartJob
 from freshper_lightning.compare.schedule import Forecast, run_jobs
@@ -16,6 +17,7 @@ from freshper_lightning.compare.settings import Comparison, shown
 from freshper_lightning.compare.stack import EPOCHS, Recipe, flat
 from freshper_lightning.compare.tuning import CHOSEN, tuned
 from freshper_lightning.errors import ConfigurationError
+from freshper_lightning.rollout.collector import TooManyFailuresError
 from freshper_lightning.study import table
 from freshper_lightning.study.sketch import DIMENSION
 from freshper_lightning.study.snapshots import snapshot
@@ -62,7 +64,10 @@ def run_study(comparison: Comparison, folder: Path, seeds: Sequence[int], jobs: 
     for marker in (*(job.marker for job in warm), *(run.marker for run in runs)):
         marker.check()
     _require_folders(runs, folder / TABLE)
+    loaded()
     _announce(comparison, len(seeds), len(variants) - 1)
+    source = "was searched" if (folder / CHOSEN).exists() else "is that of the configuration: none was searched"
+    print(f"the learning rate, {variants[''].learning_rate():g}, {source}", flush=True)
     processes = Processes(comparison.limits)
     failures = run_jobs(warm, processes, Forecast(jobs))
     failures |= {job.name: job.diverged for job in warm if job.diverged is not None}
@@ -73,7 +78,7 @@ def run_study(comparison: Comparison, folder: Path, seeds: Sequence[int], jobs: 
             continue
         try:
             _study(plan, run, processes)
-        except RunFailedError as error:
+        except (RunFailedError, TooManyFailuresError, ConfigurationError) as error:
             failures[run.name] = str(error)
             print(f"{run.name}: FAILED: {error}", flush=True)
         except BaseException:  # such as a signal, of which a process in a session of its own does not know
@@ -153,10 +158,12 @@ def _study(plan: Plan, run: StudyRun, processes: Processes) -> None:
             picture=plan.folder / PICTURE,
             train=train,
             variant=run.variant,
+            code=of_both(run.marker.begun_with(), loaded()),
         )
         lost = [age for age in study.ages if not snapshot(folder / SNAPSHOTS, age).exists()]
-    if lost and (reason := run.marker.diverged()) is not None:
-        raise DivergedError(f"ages from {lost[0]} on are not there: {reason}")
+    if lost:
+        reason = run.marker.diverged() or f"training has ended before them (output in {folder / 'output.txt'})"
+        raise RunFailedError(f"ages from {lost[0]} on are not there: {reason}")
 
 
 def _run(plan: Plan, recipe: Recipe, seed: int, variant: str) -> StudyRun:

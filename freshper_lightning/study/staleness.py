@@ -10,7 +10,6 @@ from freshper_lightning.callbacks.parts import callback_of
 from freshper_lightning.callbacks.rollout import RolloutCallback
 from freshper_lightning.checkpoint import LAST, read_file
 from freshper_lightning.cli import lightning_cli
-from freshper_lightning.compare.provenance import code
 from freshper_lightning.exclusive import exclusive
 from freshper_lightning.policy.net import require_model_folder
 from freshper_lightning.study import report, table
@@ -34,6 +33,7 @@ def staleness(
     results: Path,
     picture: Path,
     train: Callable[[Sequence[str]], None],
+    code: str,
     variant: str = "",
     draws: int = 1000,
 ) -> None:
@@ -53,6 +53,7 @@ def staleness(
         results: CSV file of all tasks and seeds; a file of the same name that ends in .md gets its tables.
         picture: PNG of what the results hold.
         train: Runs `freshper` with the arguments that it is given; ages that it does not reach are not measured.
+        code: Which code trains and measures.
         variant: What the options change of the arm that is studied, in words; of a variant only what the policy moves
             by is measured.
         draws: Bootstrap samples for intervals.
@@ -74,10 +75,10 @@ def staleness(
     study = Study(how, Path(policy), seed, groups, draws, cli.trainer.strategy.root_device)
     reached = [age for age in ages if snapshot(folder, age).exists()]
     keys = [table.Key(environment.id, seed, age, variant) for age in reached]
-    _measure(study, folder, keys, results)
-    rows = table.read(results)
-    results.with_suffix(".md").write_text(report.page(rows))
-    draw(rows, picture)
+    _measure(study, folder, keys, results, code)
+    if rows := table.read(results):
+        results.with_suffix(".md").write_text(report.page(rows))
+        draw(rows, picture)
 
 
 def _check(policy: str, ages: Sequence[int], groups: int, draws: int) -> None:
@@ -119,12 +120,12 @@ def _updates_of(checkpoint: Path) -> int:
     return int(read_file(checkpoint, "cpu")["callbacks"][RolloutCallback.__name__]["updates"])
 
 
-def _measure(study: Study, folder: Path, keys: Sequence[table.Key], results: Path) -> None:
+def _measure(study: Study, folder: Path, keys: Sequence[table.Key], results: Path, code: str) -> None:
     missing = [key for key in keys if not table.has(table.read(results), key)]
     probe = study.probe() if missing else []
     for number, key in enumerate(missing, 1):
-        start, made_with = time.perf_counter(), code()
-        rows = [replace(row, code=made_with) for row in study.rows(key, snapshot(folder, key.age), probe)]
+        start = time.perf_counter()
+        rows = [replace(row, code=code) for row in study.rows(key, snapshot(folder, key.age), probe)]
         with exclusive(results):
             table.write(results, [*table.read(results), *rows])
         seconds, left = time.perf_counter() - start, len(missing) - number

@@ -57,6 +57,16 @@ def test_a_command_that_ends_badly_says_where_its_output_is(tmp_path):
     assert str(tmp_path / "output.txt") in str(failed.value)
 
 
+def test_a_process_runs_the_code_of_the_one_that_starts_it_and_not_that_of_the_current_folder(tmp_path, monkeypatch):
+    decoy = tmp_path / "here" / "freshper_lightning"
+    decoy.mkdir(parents=True)
+    (decoy / "__init__.py").write_text("raise SystemExit('another freshper')")
+    monkeypatch.chdir(decoy.parent)
+    with locked(tmp_path) as lock:
+        Processes(Limits()).run(["tiny", "--help"], tmp_path / "output.txt", lock)
+    assert "usage: freshper tiny" in (tmp_path / "output.txt").read_text()
+
+
 def test_what_is_running_ends_when_all_is_stopped(tmp_path):
     processes, ended = Processes(Limits()), []
 

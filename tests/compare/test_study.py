@@ -12,8 +12,11 @@ import time
 import pytest
 from omegaconf import OmegaConf
 
+from freshper_lightning.compare import provenance
 from freshper_lightning.compare import study as study_command
 from freshper_lightning.compare.processes import RunFailedError, locked
+from freshper_lightning.rollout.collector import TooManyFailuresError
+from freshper_lightning.study import measure
 from freshper_lightning.study import table as staleness
 from tests.command import WAIT, wait_until
 from tests.compare.files import compare, diverging, edited
@@ -104,6 +107,46 @@ def test_a_study_whose_arm_diverges_measures_its_variants_and_does_not_try_again
     assert measured == {("", 0), ("learning rate x 0.25", 0), ("learning rate x 0.25", 2)}
     assert (folder / "study" / "seed-0" / "output.txt").read_text().count("Seed set to") == 1
     assert (folder / "staleness.png").exists()
+
+
+def test_a_run_that_cannot_be_measured_does_not_stop_the_others_and_is_tried_again(
+    tiny_environment, tmp_path, monkeypatch, capsys
+):
+    variants = {"study": {"arm": "freshper_50", "ages": [0, 2], "groups": 2, "factors": [0.25]}}
+    file, folder = edited(tmp_path / "compare.yaml", variants), tmp_path / "results"
+    rows = measure.Study.rows
+
+    def fails(study, key, *arguments):
+        if key.age == 2 and not key.variant:
+            raise TooManyFailuresError("an environment has failed")
+        return rows(study, key, *arguments)
+
+    monkeypatch.setattr(measure.Study, "rows", fails)
+    with pytest.raises(SystemExit, match="1 failed: study of seed 0;"):
+        compare(file, folder, "--study=ess", "--seeds=1")
+    said = capsys.readouterr().out
+    assert "study of seed 0: FAILED: an environment has failed" in said
+    assert "the learning rate, 0.01, is that of the configuration: none was searched" in said
+    measured = {(row.variant, row.age) for row in staleness.read(folder / "staleness.csv")}
+    assert measured == {("", 0), ("learning rate x 0.25", 0), ("learning rate x 0.25", 2)}
+    monkeypatch.setattr(measure.Study, "rows", rows)
+    compare(file, folder, "--study=ess", "--seeds=1")
+    rows_now = staleness.read(folder / "staleness.csv")
+    assert {(row.variant, row.age) for row in rows_now} == measured | {("", 2)}
+    assert {row.code for row in rows_now} == {provenance.loaded()}
+
+
+def test_ages_that_training_does_not_come_to_are_a_failure(tiny_environment, tmp_path, capsys):
+    short = {"class_path": "lightning.pytorch.callbacks.Timer", "init_args": {"duration": "00:00:00:00"}}
+    ends = {
+        "settings": {"trainer": {"callbacks": [short | {"init_args": {**short["init_args"], "interval": "epoch"}}]}}
+    }
+    few = {"study": {"arm": "freshper_50", "ages": [0, 1000], "groups": 2}}
+    file, folder = edited(tmp_path / "compare.yaml", few | ends), tmp_path / "results"
+    with pytest.raises(SystemExit, match="1 failed: study of seed 0;"):
+        compare(file, folder, "--study=ess", "--seeds=1")
+    said = capsys.readouterr().out
+    assert re.search(r"FAILED: ages from \d+ on are not there: training has ended before them \(output in", said)
 
 
 def written(output):

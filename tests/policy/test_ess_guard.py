@@ -130,6 +130,8 @@ def test_an_update_that_the_guard_skips_leaves_everything_as_it_was(tmp_path, mo
     assert scalars["replay/skipped"] == [(2, 2.0), (4, 4.0)]
     assert scalars["replay/guarded"] == [(2, 2.0), (4, 4.0)]
     assert "update/replay/loss" not in scalars
+    assert scalars["update/replay/lr_factor"] == [(2, 0.0), (4, 0.0)]
+    assert all(0 < value < 1 for _, value in scalars["update/replay/ess_sequence"]), "it is what they were skipped for"
 
 
 def test_a_gradient_that_was_dropped_is_in_no_later_update(tmp_path, model_path):

@@ -141,6 +141,35 @@ def test_nan_leaves_a_checkpoint_of_the_last_good_update_that_resumes(broken, mo
     assert restored.buffer.ids()[:8].tolist() == data.buffer.ids().tolist()
 
 
+class NoNumberIn(Callback):
+    """Makes every update of an iteration fail."""
+
+    def __init__(self, iteration):
+        self.iteration = iteration
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.current_epoch == self.iteration:
+            pl_module.temperature = float("nan")
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_an_iteration_of_one_update_that_broke_is_trained_on_when_it_is_resumed(tmp_path, model_path, accumulate):
+    options = {"iterations": 3, "accumulate_grad_batches": accumulate}
+    with pytest.raises(NonFiniteError):
+        fit(
+            tmp_path,
+            policy(model_path),
+            replay_data(batch_size=8, epochs=1, replay_updates=0),
+            extra=(NoNumberIn(1),),
+            **options,
+        )
+    path, recorder = tmp_path / "run" / "checkpoints" / "last_good.ckpt", Recorder()
+    data = replay_data(batch_size=8, epochs=1, replay_updates=0)
+    trainer = fit(tmp_path / "resumed", policy(model_path), data, ckpt_path=path, extra=(recorder,), **options)
+    assert [clock.iteration for clock in recorder.clocks] == [2] * accumulate + [3] * accumulate
+    assert trainer.callbacks[0].clock.updates == 3
+
+
 @pytest.mark.parametrize(("value", "finite"), [(3e38, True), (float("nan"), False), (-float("inf"), False)])
 def test_one_element_that_is_not_finite_is_found(tmp_path, model_path, value, finite):
     module = policy(model_path)

@@ -45,6 +45,7 @@ def study(model_path, tmp_path, monkeypatch, commands):
             results=results,
             picture=results.with_suffix(".png"),
             train=train,
+            code="abc",
             draws=10,
         )
         return table.read(results)
@@ -151,4 +152,5 @@ def test_settings_that_cannot_be_are_refused_by_name(ages, groups, message, mode
             results=tmp_path / "results.csv",
             picture=tmp_path / "results.png",
             train=main,
+            code="abc",
         )
