@@ -53,12 +53,14 @@ def test_a_divergence_in_the_reward_is_taken_off_at_collection_and_costs_no_upda
     divergences = torch.tensor(
         [float((item.behavior_log_probs - alone(reference, item)[0].float()).sum()) for item in items]
     )
-    returns = torch.tensor([item.training_return for item in items]) - 0.5 * divergences
+    outcomes = torch.tensor([item.training_return for item in items])
+    returns = outcomes - 0.5 * divergences
     for start in range(0, len(items), 4):
-        group = returns[start : start + 4]
+        group, plain = returns[start : start + 4], outcomes[start : start + 4]
+        assert plain.std(correction=0) > 0
         for item, mine in zip(items[start : start + 4], group, strict=True):
-            assert item.group_mean == pytest.approx(float(group.mean()), abs=1e-4)
-            expected = (mine - group.mean()) / group.std(correction=0)
+            assert item.group_mean == pytest.approx(float(plain.mean()), abs=1e-4)
+            expected = (mine - group.mean()) / plain.std(correction=0)
             assert float(item.advantages[0]) == pytest.approx(float(expected), abs=1e-3)
     assert divergences[:8].abs().max() < 1e-3, "the first iteration samples from the reference"
     assert divergences[8:].abs().max() > 1e-2
