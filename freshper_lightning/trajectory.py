@@ -131,7 +131,7 @@ class Trajectory(Transcript):
     advantages: Tensor | None = None
     """float32 [T]: one advantage per turn, frozen at collection."""
     group_mean: float = float("nan")
-    """Mean training return of the group at collection, less the KL penalty where there is one."""
+    """Mean training return of the group at collection, without any KL penalty."""
     group_std: float = float("nan")
     """Standard deviation (biased) of the group's training returns at collection."""
     images: tuple[bytes, ...] = ()
