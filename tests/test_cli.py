@@ -176,7 +176,7 @@ def test_a_file_of_a_stack_that_holds_no_keys_is_refused_by_its_name(capsys, tmp
     [
         ("--model.algorithm.clip=2", ["clip must be above 0 and at most 1, not 2.0"]),
         ("--rollout.group_size=1", ["rollout.group_size=1", "at least 2", "'mean_std'"]),
-        ("--rollout.engine.max_model_len=1", ["max_model_len must be at least 2, not 1"]),
+        ("--rollout.engine.max_model_len=1", ["max_model_len must be at least 3, not 1"]),
         ("--rollout.environment.id=FrozenLake-v9", ["FrozenLake-v9"]),
         ("--data.batch_size=5", ["data.batch_size=5 must divide rollout.groups x rollout.group_size = 8"]),
         ("--data.alpha=2", ["alpha must be in [0, 1], not 2.0"]),

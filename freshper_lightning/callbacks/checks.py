@@ -8,6 +8,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from datamodules.replay import ReplayDataModule
 from freshper_lightning.algorithms.algorithm import Reinforce
+from freshper_lightning.callbacks.openings import TRIED, check_openings, refused
 from freshper_lightning.callbacks.parts import data_module, replay_data
 from freshper_lightning.callbacks.trainer_checks import check_trainer
 from freshper_lightning.envs.protocol import make_text_env, takes_argument
@@ -17,6 +18,7 @@ from freshper_lightning.policy.net import require_model_folder
 from freshper_lightning.rollout.checkpoint import stop_token_ids
 from freshper_lightning.rollout.collector import EnvironmentConfig
 from freshper_lightning.rollout.conversation import ChatFormat
+from freshper_lightning.rollout.seeds import evaluation_instance_seed, training_instance_seed
 
 if TYPE_CHECKING:
     from freshper_lightning.callbacks.rollout import RolloutCallback
@@ -40,19 +42,20 @@ def check_configuration(trainer: Trainer, module: PolicyModule, rollout: "Rollou
     _check_group(module, rollout)
     _check_replay_epoch(trainer, module, rollout)
     _check_ranks(trainer, rollout)
-    _check_tokenizer(module, rollout)
-    check_environment("rollout.environment", rollout.environment)
+    chat, room = _chat(module, rollout), rollout.engine_config.max_model_len
+    instances = [training_instance_seed(rollout.seed, 1, group) for group in range(TRIED)]
+    check_openings("rollout.environment", rollout.environment, instances, chat, room)
 
 
-def check_environment(key: str, environment: EnvironmentConfig) -> None:
-    """Make the environment that stands under ``key`` once, so that one that cannot be made is refused in time.
-
-    Whatever its constructor raises is the user's to mend.
+def check_evaluation(module: PolicyModule, rollout: "RolloutCallback", evaluation: EnvironmentConfig) -> None:
+    """Refuse an environment of evaluations that cannot be played.
 
     Raises:
-        ConfigurationError: It cannot be made, or does not speak text.
+        ConfigurationError: It cannot be made, does not speak text, or no episode can begin.
     """
-    _instances(key, environment)
+    instances = [evaluation_instance_seed(0, episode) for episode in range(TRIED)]
+    chat, room = _chat(module, rollout), rollout.engine_config.max_model_len
+    check_openings("evaluation.environment", evaluation, instances, chat, room)
 
 
 def check_held_out(
@@ -101,8 +104,7 @@ def _instances(key: str, environment: EnvironmentConfig) -> frozenset[str]:
         env.close()
         return instances
     except Exception as error:
-        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        raise ConfigurationError(f"{key}: {kind}{error}") from error
+        raise refused(key, error) from error
 
 
 def check_checkpoint(trainer: Trainer, path: object, fitting: bool) -> None:
@@ -161,7 +163,7 @@ def _check_engine(module: PolicyModule, rollout: "RolloutCallback") -> None:
         )
 
 
-def _check_tokenizer(module: PolicyModule, rollout: "RolloutCallback") -> None:
+def _chat(module: PolicyModule, rollout: "RolloutCallback") -> ChatFormat:
     try:
         chat = ChatFormat(AutoTokenizer.from_pretrained(module.path), history=rollout.history)
         stops = stop_token_ids(module.path)
@@ -172,6 +174,7 @@ def _check_tokenizer(module: PolicyModule, rollout: "RolloutCallback") -> None:
             f"model.path={module.path!r}: the chat template ends a reply with {chat.end_token!r} ({chat.end_token_id}),"
             f" which is not among the eos_token_id {list(stops)} of the generation config, so that no reply would stop"
         )
+    return chat
 
 
 def _check_temperature(module: PolicyModule, rollout: "RolloutCallback") -> None:

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 from lightning import Callback, LightningModule, Trainer
 
 from datamodules.demonstrations import DemonstrationsDataModule
-from freshper_lightning.callbacks.checks import check_held_out
+from freshper_lightning.callbacks.checks import check_evaluation, check_held_out
 from freshper_lightning.callbacks.metrics import MetricBank, log_scalars
 from freshper_lightning.callbacks.parts import callback_of, data_module, policy_module, summing
 from freshper_lightning.callbacks.progress import LoopProgress
@@ -70,10 +70,13 @@ class EvaluationCallback(Callback):
         self._evaluated_at: int | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse an environment that cannot be made, or that holds nothing out, before a model is loaded."""
+        """Refuse an environment that cannot be played, or that holds nothing out, before a model is loaded."""
         data = data_module(trainer)
         demonstrated = data.arguments if isinstance(data, DemonstrationsDataModule) else {}
-        check_held_out(callback_of(trainer, RolloutCallback).environment, self.environment, demonstrated)
+        rollout = callback_of(trainer, RolloutCallback)
+        check_held_out(rollout.environment, self.environment, demonstrated)
+        if self.environment is not None:
+            check_evaluation(policy_module(pl_module), rollout, self.environment)
 
     def evaluate(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
         """Play all held-out instances in every mode with the present weights; logs and returns the metrics."""

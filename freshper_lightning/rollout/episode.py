@@ -46,6 +46,14 @@ class EpisodeError(RuntimeError):
     """The environment lost this episode; its exception is the cause."""
 
 
+class NoRoomError(EpisodeError):
+    """A first prompt of ``tokens`` tokens leaves no room for a reply."""
+
+    def __init__(self, message: str, tokens: int) -> None:
+        super().__init__(message)
+        self.tokens = tokens
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """What one reply did, with the defaults of an environment that says nothing about it."""
@@ -122,13 +130,14 @@ class Episode:
         """Open the conversation with what :func:`reset` returned.
 
         Raises:
-            EpisodeError: The first prompt leaves no room for a reply.
+            NoRoomError: The first prompt leaves no room for a reply.
         """
         conversation = Conversation(chat, opening.user, opening.system)
         episode = cls(plan, env, conversation, max_context)
         if episode.room < MIN_ROOM:
             length = len(conversation.token_ids)
-            raise EpisodeError(f"{_name(plan)}: a first prompt of {length} tokens leaves no room in {max_context}")
+            message = f"{_name(plan)}: a first prompt of {length} tokens leaves no room in {max_context}"
+            raise NoRoomError(message, length)
         return episode
 
     @property

@@ -9,8 +9,10 @@ from typing import Any, Literal, get_args
 import torch
 
 from freshper_lightning.rollout.engine import RolloutEngine
+from freshper_lightning.rollout.episode import MIN_ROOM
 from freshper_lightning.rollout.sampling import Truncation
 from freshper_lightning.rollout.transformers_engine import TransformersEngine
+from freshper_lightning.rollout.vllm_engine import VLLMEngine, require_free
 
 logger = logging.getLogger(__name__)
 
@@ -45,13 +47,14 @@ class EngineConfig:
         for key, allowed in (("name", EngineName), ("dtype", Precision)):
             if getattr(self, key) not in get_args(allowed):
                 raise ValueError(f"{key} must be one of {', '.join(get_args(allowed))}, not {getattr(self, key)!r}")
-        for key, least in (("max_model_len", 2), ("max_batch_size", 1), ("kv_cache_mib", 0)):
+        for key, least in (("max_model_len", MIN_ROOM + 1), ("max_batch_size", 1), ("kv_cache_mib", 0)):
             if getattr(self, key) < least:
                 raise ValueError(f"{key} must be at least {least}, not {getattr(self, key)}")
         if self.name == "vllm" and self.kv_cache_mib == 0:
             raise ValueError("kv_cache_mib must be positive for the vllm engine, not 0")
         if self.name == "transformers" and self.options:
             raise ValueError(f"options must be empty for the transformers engine, not {self.options}")
+        require_free(self.options)
 
     def resolve(self) -> tuple[Literal["transformers", "vllm"], str]:
         """The engine that runs and the reason, in words.
@@ -94,8 +97,6 @@ def build_engine(
             kv_cache_mib=config.kv_cache_mib,
             truncation=truncation,
         )
-    from freshper_lightning.rollout.vllm_engine import VLLMEngine
-
     return VLLMEngine(
         model_path,
         dtype=config.dtype,

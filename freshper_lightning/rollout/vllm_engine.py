@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,28 @@ from freshper_lightning.rollout.sampling import Truncation
 
 SHARE_CHECKED = 0.01
 """Of a GPU's memory, that vLLM wants free at its start."""
+
+RESERVED = {
+    "model": "model.path",
+    "dtype": "rollout.engine.dtype",
+    "max_model_len": "rollout.engine.max_model_len",
+    "max_num_seqs": "rollout.engine.max_batch_size",
+    "kv_cache_memory_bytes": "rollout.engine.kv_cache_mib",
+    "enforce_eager": "rollout.engine.enforce_eager",
+    "seed": "rollout.seed",
+    "distributed_executor_backend": "the engine",
+    "logprobs_mode": "the engine",
+    "generation_config": "the engine",
+    "skip_tokenizer_init": "the engine",
+}
+"""Arguments of ``vllm.LLM`` that are set already, and by what."""
+
+
+def require_free(options: Mapping[str, Any]) -> None:
+    """Raise ValueError for an option of ``vllm.LLM`` that is set already."""
+    for key in options:
+        if key in RESERVED:
+            raise ValueError(f"options must not name {key!r}, which {RESERVED[key]} sets")
 
 
 class VLLMEngine(RolloutEngine):
@@ -53,6 +75,7 @@ class VLLMEngine(RolloutEngine):
         options: dict[str, Any] | None = None,
         truncation: Truncation | None = None,
     ) -> None:
+        require_free(options or {})
         arguments = {
             "model": str(model_path),
             "dtype": dtype,
@@ -66,9 +89,6 @@ class VLLMEngine(RolloutEngine):
             "generation_config": "vllm",
             "skip_tokenizer_init": True,
         }
-        for key in options or {}:
-            if key in arguments:
-                raise ValueError(f"options must not name {key!r}, which the engine sets to {arguments[key]!r}")
         self._stop_ids = list(stop_token_ids(model_path))
         self._truncation = truncation or Truncation()
         self._max_model_len = max_model_len

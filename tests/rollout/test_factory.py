@@ -15,11 +15,12 @@ VLLM = find_spec("vllm") is not None
     [
         ({"name": "sglang"}, r"name must be one of auto, transformers, vllm, not 'sglang'"),
         ({"dtype": "fp32"}, r"dtype must be one of float32, bfloat16, float16, not 'fp32'"),
-        ({"max_model_len": 1}, r"max_model_len must be at least 2, not 1"),
+        ({"max_model_len": 1}, r"max_model_len must be at least 3, not 1"),
         ({"max_batch_size": 0}, r"max_batch_size must be at least 1, not 0"),
         ({"kv_cache_mib": -1}, r"kv_cache_mib must be at least 0, not -1"),
         ({"name": "vllm", "kv_cache_mib": 0}, r"kv_cache_mib must be positive for the vllm engine"),
         ({"name": "transformers", "options": {"block_size": 32}}, r"options must be empty for the transformers engine"),
+        ({"options": {"max_num_seqs": 8}}, r"must not name 'max_num_seqs', which rollout\.engine\.max_batch_size sets"),
     ],
 )
 def test_wrong_values_are_refused_by_name(fields, message):

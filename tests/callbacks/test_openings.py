@@ -1,0 +1,121 @@
+"""What an environment's first words may be is found out before a model is loaded."""
+
+import random
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Text
+from transformers import AutoTokenizer
+
+from freshper_lightning.callbacks.evaluation import EvaluationCallback
+from freshper_lightning.callbacks.openings import TRIED, check_openings
+from freshper_lightning.envs.protocol import ReplySpace
+from freshper_lightning.errors import ConfigurationError
+from freshper_lightning.policy.net import PolicyNet
+from freshper_lightning.rollout.collector import EnvironmentConfig
+from freshper_lightning.rollout.conversation import ChatFormat
+from tests.loop import fit, policy, replay_data, rollout_callback
+
+ROOM = 120
+
+
+class Opens(gymnasium.Env):
+    """Begins with as many letters as ``letters`` has for the n-th instance; None raises."""
+
+    observation_space = Text(1 << 20)
+    action_space = ReplySpace()
+    resets = 0
+
+    def __init__(self, letters: list, system: str | None = None, number: bool = False):
+        self.letters, self.system, self.number = letters, system, number
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        random.random(), np.random.rand(), torch.rand(1)
+        letters = self.letters[Opens.resets % len(self.letters)]
+        Opens.resets += 1
+        if letters is None:
+            raise OSError(f"instance {seed} is lost")
+        return 7 if self.number else "a" * letters, {} if self.system is None else {"system": self.system}
+
+    def step(self, action):
+        return "", 0.0, True, False, {}
+
+
+gymnasium.register("tests/Opens-v0", entry_point=Opens)
+
+
+@pytest.fixture(autouse=True)
+def _from_the_first_instance():
+    Opens.resets = 0
+
+
+@pytest.fixture
+def chat(model_path):
+    return ChatFormat(AutoTokenizer.from_pretrained(model_path))
+
+
+def opens(*letters, **kwargs):
+    return EnvironmentConfig("tests/Opens-v0", {"letters": list(letters), **kwargs})
+
+
+def check(chat, environment, room=ROOM):
+    check_openings("rollout.environment", environment, range(0, 40, 2), chat, room)
+
+
+def test_one_instance_that_begins_is_enough_and_no_more_are_tried(chat):
+    check(chat, opens(500, None, 3, 500))
+    assert Opens.resets == 3
+
+
+def test_room_for_two_tokens_is_enough_and_the_least_that_would_do_is_named(chat):
+    tokens = len(chat.prompt_ids("aaa"))
+    check(chat, opens(3), room=tokens + 2)
+    message = rf"rollout\.engine\.max_model_len={tokens + 1} must be at least {tokens + 2}: .*rollout\.environment"
+    with pytest.raises(ConfigurationError, match=message):
+        check(chat, opens(50, 3, 4, None), room=tokens + 1)
+    assert Opens.resets == TRIED + 1
+
+
+def test_an_environment_of_which_no_instance_can_be_played_is_refused_with_its_first_error(chat):
+    with pytest.raises(
+        ConfigurationError, match=rf"rollout\.environment=.*none of {TRIED}.*seed 0.*OSError.*0 is lost"
+    ):
+        check(chat, opens(None))
+    with pytest.raises(ConfigurationError, match=r"an observation must be text \(str\), not int"):
+        check(chat, opens(1, number=True))
+    with pytest.raises(
+        ConfigurationError, match=r"rollout\.environment: .*argument: .letters.; its arguments are: letters"
+    ):
+        check(chat, EnvironmentConfig("tests/Opens-v0", {"letter": [1]}))
+
+
+def test_a_template_without_a_system_role_is_refused_where_the_environment_has_a_system_prompt(model_path):
+    template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    tokenizer = AutoTokenizer.from_pretrained(model_path)
+    tokenizer.chat_template = template + tokenizer.chat_template
+    check(ChatFormat(tokenizer), opens(1))
+    with pytest.raises(ConfigurationError, match=r"model\.path: .*no system role.*rollout\.environment=tests/Opens-v0"):
+        check(ChatFormat(tokenizer), opens(1, system="Play."))
+
+
+def test_random_states_are_those_from_before(chat):
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    expected = random.random(), np.random.rand(), torch.rand(1)
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    check(chat, opens(1))
+    assert (random.random(), np.random.rand(), torch.rand(1)) == expected
+
+
+@pytest.mark.parametrize("where", ["rollout", "evaluation"])
+def test_a_run_ends_before_its_model_is_loaded(tmp_path, model_path, monkeypatch, where):
+    def never(*_):
+        raise AssertionError("a model was loaded before the configuration was refused")
+
+    monkeypatch.setattr(PolicyNet, "from_pretrained", never)
+    fields = {"environment": opens(400)} if where == "rollout" else {}
+    held_out = EvaluationCallback(episodes=4, environment=opens(400) if where == "evaluation" else None)
+    with pytest.raises(ConfigurationError, match=rf"max_model_len=160 must be at least \d+: .*{where}\.environment"):
+        fit(tmp_path, policy(model_path), replay_data(), rollout=rollout_callback(**fields), evaluation=held_out)
