@@ -68,8 +68,8 @@ class ReplayDataModule(LoopDataModule):
         decay: Decay | Literal["none"] | None = ExponentialDecay(tau=50.0),
         clock: ClockName = "updates",
         alpha: float = 0.6,
-        beta: float = 0.4,
-        beta_end: float = 1.0,
+        beta: float = 0.0,
+        beta_end: float | None = None,
         beta_updates: int = 1000,
         asynchronous: bool = True,
         draw: DrawName | DrawScheme = "stratified",
@@ -95,8 +95,8 @@ class ReplayDataModule(LoopDataModule):
                 (sum of learning rates), ``drift`` (nats per token) or ``drift_length`` (sum of sqrt(2 x drift)). Ages
                 that are the default of a decay or an eviction are meant for the first two and refused with the others.
             alpha: Exponent of the priority.
-            beta: Exponent of the importance weights at the first update.
-            beta_end: Exponent of the importance weights from ``beta_updates`` on.
+            beta: Exponent of the importance weights at the first update; 0 does not weight.
+            beta_end: Exponent of the importance weights from ``beta_updates`` on; by default ``beta``.
             beta_updates: Applied updates over which beta goes linearly from ``beta`` to ``beta_end``.
             asynchronous: Whether a thread prepares the next draw; changes speed and nothing else.
             draw: How a batch is drawn: ``stratified`` (with replacement), ``gumbel`` (without), ``groups`` (whole, by
@@ -116,7 +116,7 @@ class ReplayDataModule(LoopDataModule):
         self.epochs = epochs
         self.replay_updates = replay_updates
         self.minimum_size = batch_size if minimum_size is None else minimum_size
-        self.beta, self.beta_end, self.beta_updates = beta, beta_end, beta_updates
+        self.beta, self.beta_end, self.beta_updates = beta, beta if beta_end is None else beta_end, beta_updates
         self.seed = seed_of_run() if seed is None else seed
         self._check()
         of_age = decay_of(decay)

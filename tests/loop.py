@@ -85,7 +85,9 @@ def rollout_callback(**fields) -> RolloutCallback:
 
 
 def replay_data(**fields) -> ReplayDataModule:
-    return ReplayDataModule(**({"batch_size": 4, "replay_updates": 2, "beta_updates": 20, "seed": 3} | fields))
+    return ReplayDataModule(
+        **({"batch_size": 4, "replay_updates": 2, "beta": 0.4, "beta_end": 1.0, "beta_updates": 20, "seed": 3} | fields)
+    )
 
 
 def policy(path, lr=1e-2, algorithm=None, optimizer=torch.optim.AdamW, **fields) -> PolicyModule:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from lightning import Callback
 
+from datamodules.replay import ReplayDataModule
 from freshper_lightning.algorithms.algorithm import GRPO
 from tests.datamodules.modules import DRAWS
 from tests.loop import Recorder, fit, policy, replay_data, rollout_callback
@@ -131,6 +132,18 @@ def test_beta_goes_up_with_applied_updates_and_shapes_the_weights(tmp_path, mode
         np.testing.assert_allclose(draw.weights, expected, rtol=1e-12)
         assert batch.importance_weights.tolist() == torch.from_numpy(draw.weights).float().tolist()
     assert data.current_beta() == 0.8
+
+
+@pytest.mark.parametrize(("fields", "beta"), [({}, 0.0), ({"beta": 0.7}, 0.7)])
+def test_beta_is_zero_unless_it_is_set_and_constant_unless_it_has_an_end(tmp_path, model_path, fields, beta):
+    data, recorder = ReplayDataModule(batch_size=4, replay_updates=1, beta_updates=3, seed=3, **fields), Recorder()
+    fit(tmp_path, policy(model_path), data, extra=(recorder,))
+    assert data.current_beta() == beta
+    draws = [draw for draw in recorder.draws if draw]
+    assert len(draws) == 4
+    for draw in draws:
+        np.testing.assert_allclose(draw.weights, (draw.probabilities.min() / draw.probabilities) ** beta, rtol=1e-12)
+    assert any(np.ptp(draw.probabilities) > 0 for draw in draws)
 
 
 def test_a_micro_batch_without_trajectories_is_a_filler_of_its_optimizer_batch(tmp_path, model_path):
