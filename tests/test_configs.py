@@ -125,7 +125,7 @@ def test_at_the_papers_scale_the_settings_are_the_papers_where_the_files_say_not
         rollout["engine"]["max_model_len"],
     )
     assert (data["clock"], data["replay_updates"], data["epochs"], data["alpha"]) == ("updates", 2, 1, 0.6)
-    assert (data["beta"], data["beta_end"], data["capacity"]) == (0.0, None, 50_000)
+    assert (data["beta"], data["beta_end"], data["capacity"]) == (0.0, 0.0, 50_000)
     assert data["priority"]["class_path"].endswith("AbsoluteReward")
     assert (algorithm["clip"], algorithm["whiten"], algorithm["aggregation"]) == (0.2, True, "sequence_sum")
     assert model["optimizer"]["init_args"]["lr"] == 1e-6

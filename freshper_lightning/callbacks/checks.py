@@ -8,17 +8,16 @@ from transformers import AutoConfig, AutoTokenizer
 
 from datamodules.replay import ReplayDataModule
 from freshper_lightning.algorithms.algorithm import Reinforce
-from freshper_lightning.callbacks.openings import TRIED, check_openings, refused
+from freshper_lightning.callbacks.openings import made, refused
 from freshper_lightning.callbacks.parts import data_module, replay_data
 from freshper_lightning.callbacks.trainer_checks import check_trainer
-from freshper_lightning.envs.protocol import make_text_env, takes_argument
+from freshper_lightning.envs.protocol import takes_argument
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.policy.module import PolicyModule
 from freshper_lightning.policy.net import require_model_folder
 from freshper_lightning.rollout.checkpoint import stop_token_ids
 from freshper_lightning.rollout.collector import EnvironmentConfig
 from freshper_lightning.rollout.conversation import ChatFormat
-from freshper_lightning.rollout.seeds import evaluation_instance_seed, training_instance_seed
 
 if TYPE_CHECKING:
     from freshper_lightning.callbacks.rollout import RolloutCallback
@@ -42,20 +41,8 @@ def check_configuration(trainer: Trainer, module: PolicyModule, rollout: "Rollou
     _check_group(module, rollout)
     _check_replay_epoch(trainer, module, rollout)
     _check_ranks(trainer, rollout)
-    chat, room = _chat(module, rollout), rollout.engine_config.max_model_len
-    instances = [training_instance_seed(rollout.seed, 1, group) for group in range(TRIED)]
-    check_openings("rollout.environment", rollout.environment, instances, chat, room)
-
-
-def check_evaluation(module: PolicyModule, rollout: "RolloutCallback", evaluation: EnvironmentConfig) -> None:
-    """Refuse an environment of evaluations that cannot be played.
-
-    Raises:
-        ConfigurationError: It cannot be made, does not speak text, or no episode can begin.
-    """
-    instances = [evaluation_instance_seed(0, episode) for episode in range(TRIED)]
-    chat, room = _chat(module, rollout), rollout.engine_config.max_model_len
-    check_openings("evaluation.environment", evaluation, instances, chat, room)
+    chat_format(module, rollout)
+    _instances("rollout.environment", rollout.environment)
 
 
 def check_held_out(
@@ -98,13 +85,12 @@ def check_held_out(
 
 def _instances(key: str, environment: EnvironmentConfig) -> frozenset[str]:
     """What the environment draws from, where it says so."""
-    try:
-        env = make_text_env(environment.id, environment.kwargs)
-        instances: frozenset[str] = getattr(env.unwrapped, "instances", frozenset())
-        env.close()
-        return instances
-    except Exception as error:
-        raise refused(key, error) from error
+    with made(key, environment) as env:
+        try:
+            instances: frozenset[str] = getattr(env.unwrapped, "instances", frozenset())
+            return instances
+        except Exception as error:
+            raise refused(key, error) from error
 
 
 def check_checkpoint(trainer: Trainer, path: object, fitting: bool) -> None:
@@ -163,7 +149,12 @@ def _check_engine(module: PolicyModule, rollout: "RolloutCallback") -> None:
         )
 
 
-def _chat(module: PolicyModule, rollout: "RolloutCallback") -> ChatFormat:
+def chat_format(module: PolicyModule, rollout: "RolloutCallback") -> ChatFormat:
+    """How the policy's chat template is talked to.
+
+    Raises:
+        ConfigurationError: There is no tokenizer or template, or a conversation cannot be built from it.
+    """
     try:
         chat = ChatFormat(AutoTokenizer.from_pretrained(module.path), history=rollout.history)
         stops = stop_token_ids(module.path)

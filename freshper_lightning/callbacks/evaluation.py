@@ -7,8 +7,9 @@ from typing import Any, Literal, get_args
 from lightning import Callback, LightningModule, Trainer
 
 from datamodules.demonstrations import DemonstrationsDataModule
-from freshper_lightning.callbacks.checks import check_evaluation, check_held_out
+from freshper_lightning.callbacks.checks import chat_format, check_held_out
 from freshper_lightning.callbacks.metrics import MetricBank, log_scalars
+from freshper_lightning.callbacks.openings import check_openings
 from freshper_lightning.callbacks.parts import callback_of, data_module, policy_module, summing
 from freshper_lightning.callbacks.progress import LoopProgress
 from freshper_lightning.callbacks.rollout import RolloutCallback, summarize
@@ -75,8 +76,11 @@ class EvaluationCallback(Callback):
         demonstrated = data.arguments if isinstance(data, DemonstrationsDataModule) else {}
         rollout = callback_of(trainer, RolloutCallback)
         check_held_out(rollout.environment, self.environment, demonstrated)
-        if self.environment is not None:
-            check_evaluation(policy_module(pl_module), rollout, self.environment)
+        played = rollout.environment if self.environment is None else self.environment
+        key = "rollout.environment" if self.environment is None else "evaluation.environment"
+        instances = [plan.instance_seed for plan in self._plans(trainer.global_rank, trainer.world_size)]
+        chat = chat_format(policy_module(pl_module), rollout)
+        check_openings(key, played, instances, chat, rollout.engine_config.max_model_len)
 
     def evaluate(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
         """Play all held-out instances in every mode with the present weights; logs and returns the metrics."""

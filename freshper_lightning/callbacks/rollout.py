@@ -16,10 +16,11 @@ from transformers import AutoTokenizer
 
 from datamodules.epoch import Preparation
 from datamodules.replay import Measure, ReplayDataModule
-from freshper_lightning.callbacks.checks import check_checkpoint, check_configuration
+from freshper_lightning.callbacks.checks import chat_format, check_checkpoint, check_configuration
 from freshper_lightning.callbacks.critic import Visits, priorities_at_collection
 from freshper_lightning.callbacks.drift import DriftMeter
 from freshper_lightning.callbacks.metrics import log_scalars
+from freshper_lightning.callbacks.openings import check_openings
 from freshper_lightning.callbacks.parts import data_module, policy_module, replay_data, summary_writers, summing
 from freshper_lightning.callbacks.progress import LoopProgress
 from freshper_lightning.checkpoint import nothing_new_to_save, save_end, save_last_good
@@ -120,6 +121,10 @@ class RolloutCallback(Callback):
                 prepared = Preparation(partial(prepare, module, reduce=summing(trainer)), prepared_under(module))
             size, longest = self.groups * self.group_size, self.engine_config.max_model_len
             data.bind(size, lambda: self.clock, self.group_size, prepared, longest, _measure(module, data))
+            if stage == TrainerFn.FITTING:
+                chat, ours = chat_format(module, self), self._groups(trainer.global_rank, trainer.world_size)
+                instances = [training_instance_seed(self.seed, self.clock.iteration + 1, group) for group in ours]
+                check_openings("rollout.environment", self.environment, instances, chat, longest)
 
     def collector(
         self, trainer: Trainer, module: PolicyModule, environment: EnvironmentConfig | None = None
@@ -212,13 +217,16 @@ class RolloutCallback(Callback):
     def _plans(self, rank: int, world_size: int) -> list[EpisodePlan]:
         """This rank's episodes; groups are whole on one rank, and no two of a run have the same name."""
         plans = []
-        for group in range(rank * self.groups // world_size, (rank + 1) * self.groups // world_size):
+        for group in self._groups(rank, world_size):
             instance = training_instance_seed(self.seed, self.clock.iteration, group)
             for member in range(self.group_size):
                 key = (self.seed, self.clock.iteration, group, member)
                 name = self.groups_begun + group
                 plans.append(EpisodePlan(group=name, member=member, instance_seed=instance, sampling_key=key))
         return plans
+
+    def _groups(self, rank: int, world_size: int) -> range:
+        return range(rank * self.groups // world_size, (rank + 1) * self.groups // world_size)
 
     def _log(self, trainer: Trainer, module: PolicyModule, collection: Collection, seconds: float) -> None:
         summary = summarize(collection, summing(trainer))

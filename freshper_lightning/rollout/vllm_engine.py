@@ -29,7 +29,7 @@ RESERVED = {
     "max_num_seqs": "rollout.engine.max_batch_size",
     "kv_cache_memory_bytes": "rollout.engine.kv_cache_mib",
     "enforce_eager": "rollout.engine.enforce_eager",
-    "seed": "rollout.seed",
+    "seed": "seed_everything",
     "distributed_executor_backend": "the engine",
     "logprobs_mode": "the engine",
     "generation_config": "the engine",

@@ -1,5 +1,4 @@
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -8,11 +7,10 @@ from freshper_lightning.algorithms.algorithm import SFT
 from freshper_lightning.callbacks.checks import check_held_out
 from freshper_lightning.callbacks.evaluation import EvaluationCallback
 from freshper_lightning.errors import ConfigurationError
-from freshper_lightning.policy.tiny import build_tiny, byte_tokenizer
 from freshper_lightning.retrieval import build_index
 from freshper_lightning.rollout.collector import EnvironmentConfig
 from tests.envs.moon import PAGES, jsonl
-from tests.loop import SPEC, policy, rollout_callback, trainer
+from tests.loop import policy, rollout_callback, trainer
 
 
 def questions(path, *texts):
@@ -78,14 +76,15 @@ def test_a_level_is_held_out_from_demonstrations_that_name_a_file_where_training
         check_held_out(train, EnvironmentConfig(train.id, held), {"noise": 0.1, **held})
 
 
-def test_demonstrations_of_what_is_evaluated_on_are_refused_before_the_model_is_loaded(tmp_path, index):
+def test_demonstrations_of_what_is_evaluated_on_are_refused_before_the_model_is_loaded(model_path, tmp_path, index):
     train, test = (searches(tmp_path / f"{name}.jsonl", index, name) for name in ("train", "test"))
-    build_tiny(tmp_path / "model", replace(SPEC, max_position=512), byte_tokenizer())
-    module = policy(tmp_path / "model", algorithm=SFT())
+    module = policy(model_path, algorithm=SFT())
     data = DemonstrationsDataModule(show, {"questions": test.kwargs["questions"]}, episodes=2, batch_size=2, seed=0)
-    rollout = rollout_callback(environment=train)
-    rollout.engine_config = replace(rollout.engine_config, max_model_len=400)
-    run = trainer(tmp_path, rollout=rollout, evaluation=EvaluationCallback(episodes=2, environment=test))
+    run = trainer(
+        tmp_path,
+        rollout=rollout_callback(environment=train),
+        evaluation=EvaluationCallback(episodes=2, environment=test),
+    )
     with pytest.raises(ConfigurationError, match=r"shares 1 instances with data\.arguments="):
         run.fit(module, datamodule=data)
     assert module.net is None

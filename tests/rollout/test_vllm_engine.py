@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 
 from freshper_lightning.policy.tiny import TinySpec, build_tiny, byte_tokenizer
+from freshper_lightning.rollout import vllm_engine
+from freshper_lightning.rollout.vllm_engine import RESERVED
 from tests.rollout.rigs import checkpoint, engine_for, request, requests
 
 pytestmark = pytest.mark.vllm
@@ -94,6 +96,19 @@ def test_a_process_group_that_was_there_before_is_usable_meanwhile_and_afterward
             total = torch.ones(3)
             dist.all_reduce(total, group=group)
             assert total.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_every_argument_that_the_engine_sets_is_reserved(tmp_path, monkeypatch):
+    class BuiltError(Exception):
+        pass
+
+    def build(arguments):
+        raise BuiltError(sorted(arguments))
+
+    monkeypatch.setattr(vllm_engine, "_build", build)
+    with pytest.raises(BuiltError) as built:
+        engine_for("vllm", checkpoint(tmp_path))
+    assert built.value.args[0] == sorted(RESERVED)
 
 
 def test_options_reach_vllm_unless_the_engine_sets_them_itself(tmp_path):
