@@ -28,7 +28,7 @@ def check_openings(
     Args:
         key: Names the environment in errors.
         environment: What is to be played.
-        seeds: Instances that the run will play, the first :data:`TRIED` of which count; with none it is made alone.
+        seeds: Instances that the run will play, the first :data:`TRIED` of which count.
         chat: Format of the first prompt.
         max_context: Bound on the tokens of a conversation.
 
