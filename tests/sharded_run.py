@@ -95,7 +95,8 @@ def run(model, folder, ranks, draw="stratified", lost=None):
     guard = ESSGuard(ess_sequence=1.0)
     diary, module = Diary(), policy(model, lr=0.1, optimizer=torch.optim.SGD, algorithm=algorithm, guard=guard)
     options = {"strategy": FSDP2Strategy(), "devices": ranks} if ranks > 1 else {}
-    settings = {"batch_size": 8, "minimum_size": 4, "replay_updates": 2, "beta_updates": 20, "seed": 3}
+    settings = {"batch_size": 8, "minimum_size": 4, "replay_updates": 2, "seed": 3}
+    settings |= {"beta": 0.4, "beta_end": 1.0, "beta_updates": 20}
     data = LosingData(lost, draw=draw, **settings)
     options |= {"rollout": rollout_callback(measure_drift=True), "accumulate_grad_batches": 2}
     trainer = fit(folder, module, data, extra=(diary,), enable_checkpointing=False, **options)
