@@ -1,17 +1,14 @@
 """Whether episodes of an environment can begin, tried before a model is loaded."""
 
-import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-
-import numpy as np
 
 from freshper_lightning.envs.protocol import TextEnv, make_text_env
 from freshper_lightning.errors import ConfigurationError
 from freshper_lightning.rollout.collector import EnvironmentConfig
 from freshper_lightning.rollout.conversation import ChatFormat, ChatTemplateError
 from freshper_lightning.rollout.episode import MIN_ROOM, Episode, EpisodeError, EpisodePlan, NoRoomError, reset
-from freshper_lightning.rollout.host import random_state_kept
+from freshper_lightning.rollout.host import random_states_kept
 
 TRIED = 4
 """Instances of an environment that are tried at most; one whose episode begins is enough."""
@@ -36,7 +33,7 @@ def check_openings(
         ConfigurationError: The environment cannot be made or closed, does not speak text, or no instance begins.
     """
     failures: list[EpisodeError] = []
-    with _random_states_kept():
+    with random_states_kept():
         for number, seed in enumerate(seeds[:TRIED]):
             plan = EpisodePlan(group=number, member=0, instance_seed=seed, sampling_key=(seed,))
             with made(key, environment) as env:
@@ -89,14 +86,3 @@ def _none_begins(
         f"rollout.engine.max_model_len={max_context} must be at least {min(lengths) + MIN_ROOM}: that many tokens take"
         f" the shortest first prompt that was found for {key}={environment.id} and a reply of {MIN_ROOM}"
     )
-
-
-@contextmanager
-def _random_states_kept() -> Iterator[None]:
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    try:
-        with random_state_kept():
-            yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)

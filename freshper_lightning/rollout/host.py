@@ -22,15 +22,12 @@ def host_state_kept() -> Iterator[None]:
     node, which vLLM makes on a CPU, cannot be undone.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
-    python_state, numpy_state = random.getstate(), np.random.get_state()
     set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
     precision, frozen = torch.get_float32_matmul_precision(), gc.get_freeze_count()
     try:
-        with random_state_kept():
+        with random_states_kept():
             yield
     finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
         torch.set_num_threads = set_num_threads
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(precision)
@@ -39,6 +36,18 @@ def host_state_kept() -> Iterator[None]:
         for name in [name for name in os.environ if not name.startswith("VLLM_") and name not in environment]:
             del os.environ[name]
         os.environ.update(environment)
+
+
+@contextmanager
+def random_states_kept() -> Iterator[None]:
+    """Undo the body's use of the global generators of Python, NumPy and torch."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    try:
+        with random_state_kept():
+            yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
 
 
 @contextmanager
