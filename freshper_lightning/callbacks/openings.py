@@ -1,7 +1,7 @@
 """Whether episodes of an environment can begin, tried before a model is loaded."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from freshper_lightning.envs.protocol import TextEnv, make_text_env
 from freshper_lightning.errors import ConfigurationError
@@ -36,15 +36,15 @@ def check_openings(
     with random_states_kept():
         for number, seed in enumerate(seeds[:TRIED]):
             plan = EpisodePlan(group=number, member=0, instance_seed=seed, sampling_key=(seed,))
-            with made(key, environment) as env:
-                try:
+            try:
+                with made(key, environment) as env:
                     Episode.start(plan, env, reset(env, plan), chat, max_context)
-                    return
-                except ChatTemplateError as error:
-                    message = f"model.path: {error}, with which {key}={environment.id} begins"
-                    raise ConfigurationError(message) from error
-                except EpisodeError as error:
-                    failures.append(error)
+                return
+            except ChatTemplateError as error:
+                message = f"model.path: {error}, with which {key}={environment.id} begins"
+                raise ConfigurationError(message) from error
+            except EpisodeError as error:
+                failures.append(error)
     if failures:
         raise _none_begins(key, environment, failures, max_context)
 
@@ -62,11 +62,14 @@ def made(key: str, environment: EnvironmentConfig) -> Iterator[TextEnv]:
         raise refused(key, error) from error
     try:
         yield env
-    finally:
-        try:
+    except BaseException:
+        with suppress(Exception):  # what came first is what is told, and one that is broken need not close
             env.close()
-        except Exception as error:
-            raise refused(key, error) from error
+        raise
+    try:
+        env.close()
+    except Exception as error:
+        raise refused(key, error) from error
 
 
 def refused(key: str, error: Exception) -> ConfigurationError:

@@ -51,9 +51,9 @@ class Opens(gymnasium.Env):
         return "", 0.0, True, False, {}
 
     def close(self):
-        if not self.closes:
-            raise OSError("the server does not stop")
         Opens.open -= 1
+        if self.broken or not self.closes:
+            raise OSError("the server does not stop")
 
 
 gymnasium.register("tests/Opens-v0", entry_point=Opens)
@@ -87,7 +87,6 @@ def test_one_instance_that_begins_is_enough_and_no_more_are_tried(chat):
 def test_an_environment_that_does_not_close_is_refused(chat):
     with pytest.raises(ConfigurationError, match=r"rollout\.environment: OSError: the server does not stop"):
         check(chat, opens(3, closes=False))
-    Opens.open = 0
 
 
 def test_what_a_module_sets_when_it_is_imported_stays_set(tmp_path, monkeypatch, chat):
